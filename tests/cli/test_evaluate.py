@@ -3,7 +3,6 @@
 import errno
 import gzip
 import hashlib
-import importlib
 import inspect
 import io
 import json
@@ -17,7 +16,8 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from drill.cli.evaluation import evaluate as commands
+from drill.cli.evaluation import adaptive as commands
+from drill.language_modeling.evaluation import cache_pointer, dynamic_evaluation
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
@@ -46,11 +46,6 @@ def rows(drill):
         return [json.loads(line) for line in out.splitlines()]
 
     return run
-
-
-@pytest.fixture
-def rows_module():
-    return importlib.import_module("drill.cli.evaluation.language_model")
 
 
 def saved(place: Path, run: str = "tiny") -> list[dict]:
@@ -103,14 +98,15 @@ def test_a_full_disk_loses_no_result(drill, fails, place, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "cache"])
-def test_a_search_reads_the_validation_text_only(drill, monkeypatch, rows_module, kind):
-    search, read = getattr(rows_module, f"{kind}_search"), []
+def test_a_search_reads_the_validation_text_only(drill, monkeypatch, kind):
+    module = {"dynamic": dynamic_evaluation, "cache": cache_pointer}[kind]
+    search, read = getattr(module, f"{kind}_search"), []
 
     def spy(model, ids, *arguments, **options):
         read.append(np.asarray(ids))
         return search(model, ids, *arguments, **options)
 
-    monkeypatch.setattr(rows_module, f"{kind}_search", spy)
+    monkeypatch.setattr(module, f"{kind}_search", spy)
     limit = ("--limit", "60", "--segment-length", "20") if kind == "dynamic" else ()
     code, out, err = drill(kind, "runs/tiny", "--search", *limit, *CPU)
     assert code == 0, err
@@ -132,11 +128,11 @@ def test_a_short_training_text_is_read_at_a_smaller_batch_size(drill, place):
     assert json.loads(out)["statistics_columns"] == 20
 
 
-def test_a_stopped_search_says_that_it_resumes(drill, monkeypatch, rows_module):
+def test_a_stopped_search_says_that_it_resumes(drill, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rows_module, "dynamic_search", stopped)
+    monkeypatch.setattr(dynamic_evaluation, "dynamic_search", stopped)
     code, out, err = drill("dynamic", "runs/tiny", "--search", *CPU)
     assert (code, out, len(err.splitlines())) == (130, "", 1)
 
@@ -204,7 +200,7 @@ def test_the_docs_name_every_option_and_its_argument(kind, function):
     names = [[cell.strip(" `") for cell in row.split("|")[1:3]] for row in table]
     shared = {*_parameters(commands.dynamic)} & {*_parameters(commands.cache)}
     options = [name for name in _parameters(getattr(commands, kind)) if name not in shared]
-    assert [option for _, option in names] == [commands._option(name) for name in options]
+    assert [option for _, option in names] == [commands.option_name(name) for name in options]
     arguments = {re.split("[` ]", name)[0] for name, _ in names}
     assert arguments <= set(_parameters(function))
 

@@ -128,39 +128,30 @@ def _comparison(
     from drill.cli.display import plain_table
     from drill.report.tables import number_format as numbers
 
-    table = plain_table()
-    table.add_column("on the test books", no_wrap=True)
-    for name in (*trained, "change"):
-        table.add_column(name, justify="right")
+    def change(a: float, b: float) -> str:
+        return f"{100 * (b / a - 1):+.1f}%"
 
-    def add_sizes(label: str, values: Sequence[float], shape: str) -> None:
-        change = f"{100 * (values[1] / values[0] - 1):+.1f}%"
-        table.add_row(label, *(f"{value:{shape}}" for value in values), change)
-
-    def add_losses(label: str, values: Sequence[float]) -> None:
-        change = numbers.change(values[1] - values[0], 3)
-        table.add_row(label, *(f"{value:.3f}" for value in values), change)
+    def losses(label: str, a: float, b: float) -> list[str]:
+        return [label, f"{a:.3f}", f"{b:.3f}", numbers.change(b - a, 3)]
 
     tests = [float(run.folder.rows()[-1]["test_perplexity"]) for run in trained.values()]
-    add_sizes("perplexity, all tokens", tests, ",.1f")
+    rows = [["perplexity, all tokens", *(f"{each:,.1f}" for each in tests), change(*tests)]]
     if seeds:
-        change = f"{100 * (seeds[1][0] / seeds[0][0] - 1):+.1f}%"
         spread = (f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in seeds)
-        table.add_row("  five seeds on a Xeon, mean and deviation", *spread, change)
-    table.add_section()
-    sums = [
-        (sum(b.loss for b in bands), sum(b.tokens for b in bands)) for bands in text.losses.values()
-    ]
-    label = f"loss without {' and '.join(text.left_out)} ({sums[0][1]:,} tokens)"
-    add_losses(label, [loss / count for loss, count in sums])
+        means = (mean for mean, _ in seeds)
+        rows.append(["  five seeds on a Xeon, mean and deviation", *spread, change(*means)])
+    tokens = sum(band.tokens for band in next(iter(text.losses.values())))
+    whole = (sum(band.loss for band in bands) / tokens for bands in text.losses.values())
+    label = f"loss without {' and '.join(text.left_out)} ({tokens:,} tokens)"
+    rows += [[], losses(label, *whole)]
     rarest = int(trained[RECIPES[0]].settings.data.get("min_count", 1))
-    for bands in zip(*text.losses.values(), strict=True):
-        if tokens := bands[0].tokens:
-            label = f"  {seen(bands[0], rarest)} ({tokens:,} tokens)"
-            add_losses(label, [each.mean_loss for each in bands])
-    table.add_section()
-    add_sizes("parameters", [run.model.parameter_count() for run in trained.values()], ",")
-    return table
+    for a, b in zip(*text.losses.values(), strict=True):
+        if a.tokens:
+            label = f"  {seen(a, rarest)} ({a.tokens:,} tokens)"
+            rows.append(losses(label, a.mean_loss, b.mean_loss))
+    sizes = [run.model.parameter_count() for run in trained.values()]
+    rows += [[], ["parameters", *(f"{each:,}" for each in sizes), change(*sizes)]]
+    return plain_table(["on the test books", *trained, "change"], rows)
 
 
 def seen(band: "Band", rarest: int) -> str:

@@ -286,21 +286,19 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
 
     from drill.cli.display import plain_table
 
-    table = plain_table(padding=(0, 1, 0, 0))
-    for heading in ["layer", "g_out(E)", "g_in(h)"]:
-        table.add_column(heading, no_wrap=True)
-    for heading in ["own\nparameters", "train\nGFLOP", "x\ntied", "infer\nGFLOP", "folds"]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        times = row["train_over_tied"]
-        table.add_row(
+    headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
+    cells = [
+        [
             *(row[key] for key in ("layer", "g_out", "g_in")),
             f"{row['parameters']:,}",
             _giga(row["train_flops"]),
-            f"{times:,.2f}" if times >= 0.01 else f"{times:.1g}",  # not 0.00
+            f"{t:,.2f}" if (t := row["train_over_tied"]) >= 0.01 else f"{t:.1g}",  # not 0.00
             _giga(row["inference_flops"]),
             "yes" if row["folded"] else "no",
-        )
+        ]
+        for row in rows
+    ]
+    table = plain_table([*headings, "infer\nGFLOP", "folds"], cells, left=3, padding=(0, 1, 0, 0))
     console = Console(highlight=False, width=200)  # numbers must not be cut
     V, d, h, N = (f"{sizes[name]:,}" for name in ["vocabulary", "width", "hidden", "tokens"])
     console.print(f"V = {V} labels, d = {d}, d_h = {h}, N = {N} tokens a step\n")

@@ -98,7 +98,7 @@ def train(
 @contextmanager
 def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
     """Print an error that a user can fix, and continue with the next run."""
-    from drill.cli.display import as_drill_error, note, one_line
+    from drill.cli.display import as_drill_error, note
 
     try:
         yield
@@ -108,7 +108,7 @@ def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
         known = as_drill_error(error)
         if known is None:
             raise
-        note(f"drill: {one_line(known)}")
+        note(f"drill: {known}")
         failed.append(folder)
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,6 @@ from drill.cli.options import (
     RunFolderArgument,
     Split,
     WeightsOption,
-    as_settings_error,
     blocks_of_lines,
     load_language_model,
     name_of,
@@ -24,6 +23,7 @@ from drill.cli.options import (
 from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
+    from drill.cli.evaluation.language_model import EvaluatedText, RowsOf
     from drill.language_modeling.run import LanguageModelRun
 
 NEAREST = 5
@@ -63,16 +63,18 @@ def words(
     data.held_out has removed from training are scored on the validation and test text, and the
     result is saved in the run folder.
     """
-    loaded = load_language_model(run, weights, device)
     new = _pairs(add or [], glosses or []) | (_read(file) if file is not None else {})
     if not new:
+        from drill.cli.evaluation.language_model import Evaluation
+
         if out is not None or score is not None:
             raise SettingsError("needs words: --add or --file", key="--out" if out else "--score")
-        _score_held_out(loaded, split or [Split.valid, Split.test], as_json, quiet)
+        shared = (run, split, None, weights, None, device, as_json, quiet)
+        Evaluation(*shared).run(_held_out_rows(quiet))
         return
     if split is not None:
         raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
-    added = loaded.add_words(new)
+    added = load_language_model(run, weights, device).add_words(new)
     if score is None:
         for word, nearest in _nearest(added, [*new]):
             if as_json:
@@ -119,59 +121,50 @@ def _nearest(run: "LanguageModelRun", words: list[str]) -> Iterator[tuple[str, l
         yield word, [each for each, _ in found.embedding]
 
 
-def _score_held_out(
-    run: "LanguageModelRun", splits: list[Split], as_json: bool, quiet: bool
-) -> None:
+def _held_out_rows(quiet: bool) -> "RowsOf":
+    """Rows of the words that data.held_out has removed from training."""
     from drill.cli.display import Counter
     from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
-    from drill.training.precision import matmul_precision, resolve_precision
-    from drill.training.run.folder import json_row
 
-    added = held_out_run(run)
-    given = run.settings.training
-    device = next(run.model.parameters()).device
-    for split in splits:
-        start = time.monotonic()
-        size = given["test_batch_size" if split is Split.test else "valid_batch_size"]
-        with (
-            as_settings_error(),
-            matmul_precision(given["precision"], device) as autocast,
-            Counter(f"held-out words, {split.value}", quiet) as progress,
-        ):
-            found = score_held_out(
-                run,
-                added,
-                getattr(added.ids, split.value),
-                batch_size=size,
-                autocast=autocast,
-                progress=progress,
-            )
-        row: dict[str, Any] = {
-            "run": str(run.folder.path),
-            **run.origin.row(),
-            "precision": resolve_precision(given["precision"], device),
-            "kind": "words",
-            "split": split.value,
-            "types": found.types,
-            "tokens": found.labels.tokens,
-            "loss": found.labels.loss,
-            "perplexity": math.exp(found.labels.loss),
-            "backoff_perplexity": math.exp(found.backoff.loss),
-            "mixed_perplexity": math.exp(found.mixed),
-            "among": math.exp(found.labels.among),
-            "rank": found.labels.rank,
-            "median_rank": found.labels.median_rank,
-            "mass": found.labels.mass,
-            "backoff_rank": found.backoff.rank,
-            "backoff_median_rank": found.backoff.median_rank,
-            "backoff_mass": found.backoff.mass,
-            "mass_elsewhere": found.mass_elsewhere,
-            "text_perplexity": found.text.perplexity,
-            "seconds": round(time.monotonic() - start, 3),
-            "batch_size": size,
-        }
-        typer.echo(json_row(row) if as_json else _lines(row))
-        run.folder.keep_evaluation(row)
+    def rows(
+        run: "LanguageModelRun", texts: "Sequence[EvaluatedText]", autocast: Any
+    ) -> Iterator[tuple[dict[str, Any], str]]:
+        added = held_out_run(run)
+        for text in texts:
+            start = time.monotonic()
+            with Counter(f"held-out words, {text.name}", quiet) as progress:
+                found = score_held_out(
+                    run,
+                    added,
+                    getattr(added.ids, text.name),
+                    batch_size=text.batch_size,
+                    autocast=autocast,
+                    progress=progress,
+                )
+            row = {
+                "kind": "words",
+                **text.row,
+                "types": found.types,
+                "tokens": found.labels.tokens,
+                "loss": found.labels.loss,
+                "perplexity": math.exp(found.labels.loss),
+                "backoff_perplexity": math.exp(found.backoff.loss),
+                "mixed_perplexity": math.exp(found.mixed),
+                "among": math.exp(found.labels.among),
+                "rank": found.labels.rank,
+                "median_rank": found.labels.median_rank,
+                "mass": found.labels.mass,
+                "backoff_rank": found.backoff.rank,
+                "backoff_median_rank": found.backoff.median_rank,
+                "backoff_mass": found.backoff.mass,
+                "mass_elsewhere": found.mass_elsewhere,
+                "text_perplexity": found.text.perplexity,
+                "seconds": round(time.monotonic() - start, 3),
+                "batch_size": text.batch_size,
+            }
+            yield row, _lines(row)
+
+    return rows
 
 
 def _lines(row: dict[str, Any]) -> str:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import typer
 
-from drill.cli.display import Counter, console, note
-from drill.cli.evaluation.language_model import check_finite, text_name
+from drill.cli.display import Counter, note
+from drill.cli.evaluation.rows import Row, print_and_save, text_name
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.errors import SettingsError
 from drill.report.analysis.comparison import accuracy_bands
@@ -18,7 +17,6 @@ from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import accuracy_table
 from drill.training.device import out_of_memory_hint
 from drill.training.precision import matmul_precision, resolve_precision
-from drill.training.run.folder import json_row
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import DecodingInfo, save_hypotheses, translated
 from drill.translation.run import TranslationRun
@@ -64,57 +62,53 @@ def evaluate_translation(
         "beam": beam or training["beam"],
         "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
     }
-    rows = []
-    for split, text, pairs in _texts(run, splits):
-        start = time.monotonic()
-        with (
-            matmul_precision(chosen, device) as autocast,
-            Counter(split, quiet) as progress,
-            out_of_memory_hint(
-                f"the evaluation of {run.folder.path}", "take a smaller --batch-tokens or --beam"
-            ),
-        ):
-            found = translated(
-                run.model,
-                run.subwords,
-                text,
-                pairs,
-                Search(**search, batch_tokens=batch_tokens, autocast=autocast),
-                language=language,
-                tokenize=tokenize,
-                progress=progress,
-            )
-        files = splits._asdict() if isinstance(splits, Files) else {}
-        row = {
-            "run": str(run.folder.path),
-            **run.origin.row(),
-            "precision": resolve_precision(chosen, device),
-            "kind": "translation",
-            "split": OWN_FILES if files else split,  # a file may be called test too
-            **{name: str(path) for name, path in files.items()},
-            "lines": len(text),
-            "tokens": found.fit.tokens,
-            "loss": found.fit.loss,
-            "perplexity": found.fit.perplexity,
-            **{key: getattr(found.scores, key) for key in SCORES},
-            "exact": found.exact,
-            **search,
-            "seconds": round(time.monotonic() - start, 3),
-        }
-        bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
-        row |= {f"{kind}_bands": [asdict(band) for band in each] for kind, each in bands.items()}
-        if as_json:
-            typer.echo(json_row(row))
-        else:
-            console().print(_line(row), soft_wrap=True)
+
+    def rows() -> Iterator[tuple[Row, str]]:
+        for split, text, pairs in _texts(run, splits):
+            start = time.monotonic()
+            with (
+                matmul_precision(chosen, device) as autocast,
+                Counter(split, quiet) as progress,
+                out_of_memory_hint(
+                    f"the evaluation of {run.folder.path}",
+                    "take a smaller --batch-tokens or --beam",
+                ),
+            ):
+                found = translated(
+                    run.model,
+                    run.subwords,
+                    text,
+                    pairs,
+                    Search(**search, batch_tokens=batch_tokens, autocast=autocast),
+                    language=language,
+                    tokenize=tokenize,
+                    progress=progress,
+                )
+            files = splits._asdict() if isinstance(splits, Files) else {}
+            row = {
+                "kind": "translation",
+                "split": OWN_FILES if files else split,  # a file may be called test too
+                **{name: str(path) for name, path in files.items()},
+                "lines": len(text),
+                "tokens": found.fit.tokens,
+                "loss": found.fit.loss,
+                "perplexity": found.fit.perplexity,
+                **{key: getattr(found.scores, key) for key in SCORES},
+                "exact": found.exact,
+                **search,
+                "seconds": round(time.monotonic() - start, 3),
+            }
+            shown = _line(row, run.weights)
+            bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
             for kind, each in bands.items():
-                typer.echo(f"\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}")
-        if not files:
-            made = DecodingInfo(**search, weights=run.weights)
-            save_hypotheses(run.folder, split, language, found.hypotheses, made)
-        run.folder.keep_evaluation(row)
-        rows.append(row)
-    check_finite(rows)
+                row[f"{kind}_bands"] = [asdict(band) for band in each]
+                shown += f"\n\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}"
+            yield row, shown
+            if not files:
+                made = DecodingInfo(**search, weights=run.weights)
+                save_hypotheses(run.folder, split, language, found.hypotheses, made)
+
+    print_and_save(run, resolve_precision(chosen, device), rows(), as_json)
 
 
 def _texts(
@@ -131,7 +125,7 @@ def _texts(
     yield str(splits.source), text, encode_pairs(text, run.subwords)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Row, weights: str) -> str:
     tokenised = row["tokenised_bleu"]
     cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
     return (
@@ -139,5 +133,5 @@ def _line(row: dict[str, Any]) -> str:
         f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
         f"perplexity {row['perplexity']:.3f}  "
         f"{row['lines']:,} line{'' if row['lines'] == 1 else 's'}  {row['seconds']:.1f} s  "
-        f"[{row['weights']} weights, beam {row['beam']}, {row['signature']}]"
+        f"[{weights} weights, beam {row['beam']}, {row['signature']}]"
     )

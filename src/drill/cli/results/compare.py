@@ -12,8 +12,6 @@ from drill.cli.options import DeviceOption, JsonOption, QuietOption
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from drill.language_modeling.run import LanguageModelRun
     from drill.translation.run import TranslationRun
 
@@ -198,44 +196,38 @@ def _most(rows: list[dict[str, Any]], count: int, better: int) -> dict[str, list
 def _print(names: Sequence[str], found: dict[str, Any]) -> None:
     shown, loss = console(), found["kind"] == "loss"
     digits = 4 if loss else 2
-    size = f"{found['tokens']:,} tokens" if loss else f"{found['lines']:,} lines"
     ends = [found["difference"], found["low"], found["high"]]
-    rows = [
-        [
-            "loss, nats per token" if loss else "BLEU",
-            *(f"{found[side]:.{digits}f}" for side in "ab"),
-            *(f"{value:+.{digits}f}" for value in ends),
-        ]
-    ]
+    both = [f"{found[side]:.{digits}f}" for side in "ab"]
+    lines = [["loss, nats per token" if loss else "BLEU", *both]]
+    changes = [[f"{value:+.{digits}f}" for value in ends]]
     if loss:
-        both = [f"{math.exp(found[side]):,.2f}" for side in "ab"]
-        rows.append(["perplexity", *both, *(f"{100 * math.expm1(x):+.2f}%" for x in ends)])
-    rows = [[*row[:4], f"{row[4]} to {row[5]}"] for row in rows]
-    shown.print(_table([size, *names, "difference", "95% interval"], rows))
+        lines.append(["perplexity", *(f"{math.exp(found[side]):,.2f}" for side in "ab")])
+        changes.append([f"{100 * math.expm1(value):+.2f}%" for value in ends])
+    rows = [
+        [*line, middle, f"{low} to {high}"]
+        for line, (middle, low, high) in zip(lines, changes, strict=True)
+    ]
+    size = f"{found['tokens']:,} tokens" if loss else f"{found['lines']:,} lines"
+    shown.print(plain_table([size, *names, "difference", "95% interval"], rows))
     share = found["lower" if loss else "higher"]
     clear = not found["low"] <= 0.0 <= found["high"]
     verdict = "the interval excludes 0" if clear else "the interval includes 0: no clear difference"
     shown.print(f"difference = {names[1]} minus {names[0]}")
     shown.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.")
     shown.print("The interval covers the lines of this text, not other seeds of training.\n")
+    number = "{:.3f}".format if loss else "{:,}".format
     for title in ("gained", "lost"):
-        lines = []
-        for row in found[title]:
-            seen = [f"{row['seen']:,}"] if loss else []
-            both = [f"{row[side]:.3f}" if loss else f"{row[side]:,}" for side in "ab"]
-            change = f"{row['change']:+.1f}" if loss else f"{row['change']:+,}"
-            lines.append([printable(row["word"]), *seen, f"{row['tokens']:,}", *both, change])
-        if lines:
-            heads = ["times seen"] if loss else []
-            heads = [f"words that {title} most", *heads, "in the text", *names]
-            shown.print(_table([*heads, "nats" if loss else "words"], lines))
+        rows = [
+            [
+                printable(row["word"]),
+                *([f"{row['seen']:,}"] if loss else []),
+                f"{row['tokens']:,}",
+                *(number(row[side]) for side in "ab"),
+                f"{row['change']:+.1f}" if loss else f"{row['change']:+,}",
+            ]
+            for row in found[title]
+        ]
+        if rows:
+            heads = [f"words that {title} most", *(["times seen"] if loss else []), "in the text"]
+            shown.print(plain_table([*heads, *names, "nats" if loss else "words"], rows))
             shown.print()
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
-    table = plain_table()
-    for n, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if n else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
