@@ -14,16 +14,13 @@ import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Step, measure
 from setting import Setting, Size, parser
-from step import plain_optimizer
+from step import our_step, plain_optimizer, plain_step, vocabulary
 from torch import Tensor, nn
 from translation import add_rate
 
-from drill.data import Segment, Vocabulary, sequence_lengths
 from drill.language_modeling import build
-from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import Steps
 from drill.training.settings import Settings, build_optimizer, recipe
-from drill.training.state import Limits
 
 BASE, TRAINER = "transformers, compiled loop", "transformers Trainer"
 RECIPES = {"small": "gpt", "medium": "gpt-medium"}
@@ -39,10 +36,6 @@ def settings(size: str, layer: str, args: Namespace) -> Settings:
         return chosen.changed(encoder=QUICK, training=small)
     training = {"batch_size": args.batch_size or chosen.training["batch_size"]}
     return chosen.changed(training=training | {"compile": not args.eager})
-
-
-def vocabulary(labels: int) -> Vocabulary:
-    return Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
 
 
 def stock(chosen: Settings, setting: Setting) -> nn.Module:
@@ -74,15 +67,7 @@ def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
 
         loss = torch.compile(mean_loss) if training["compile"] else mean_loss
 
-        def step() -> list[Tensor]:
-            value = loss()
-            value.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            return [value.detach()]
-
-        return step
+        return plain_step(model, optimizer, clip, loss)
 
     def trainer() -> Step:
         from transformers import Trainer, TrainingArguments
@@ -119,17 +104,7 @@ def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
         half = torch.bfloat16 if setting.dtype == "autocast" else None
         options = {"ar_weight": 0.0, "tar_weight": 0.0, "check": False}
         steps = Steps(model, data, optimizer, bptt=bptt, autocast=half, options=options)
-        nll = torch.zeros((), dtype=torch.float64, device=setting.device)
-        lengths, limits = sequence_lengths(1, bptt), Limits(1, None, None)
-        state = LanguageModelState(
-            limits=limits, epoch_size=len(data), lengths=lengths, nll=nll, text=0
-        )
-
-        def step() -> list[Tensor]:
-            steps(state, Segment(0, bptt, bptt), 0.5)
-            return [state.nll]
-
-        return step
+        return our_step(steps, data, bptt)
 
     theirs = {BASE: loop} | ({} if args.no_trainer else {TRAINER: trainer})
     return theirs | {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}

@@ -6,7 +6,7 @@ the paper's layer. All read the same batch and take the same step, theirs by tor
 optimizer. On a GPU ours come twice: launched, and replayed as `drill train` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.func import functional_call
 from drill.data import Segment, Vocabulary, sequence_lengths
 from drill.language_modeling import build
 from drill.language_modeling.state import LanguageModelState
-from drill.language_modeling.step import RecordedSteps
+from drill.language_modeling.step import RecordedSteps, Steps
 from drill.training.settings import Settings, build_optimizer, recipe
 from drill.training.state import Limits
 
@@ -117,6 +117,44 @@ def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Opti
     return torch.optim.SGD(model.parameters(), lr=lr, weight_decay=weight_decay)
 
 
+def vocabulary(labels: int) -> Vocabulary:
+    return Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
+
+
+def plain_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, clip: float, loss: Callable[[], Tensor]
+) -> Step:
+    """A step as one writes it by hand."""
+
+    def step() -> list[Tensor]:
+        value = loss()
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return [value.detach()]
+
+    return step
+
+
+def our_step(steps: Steps | RecordedSteps, data: Tensor, bptt: int) -> Step:
+    """A step of `drill train` over all rows of ``data``."""
+    state = LanguageModelState(
+        limits=Limits(1, None, None),
+        epoch_size=len(data),
+        lengths=sequence_lengths(1, bptt),
+        nll=torch.zeros((), dtype=torch.float64, device=data.device),
+        text=0,
+    )
+    segment = Segment(0, len(data) - 1, len(data) - 1)
+
+    def step() -> list[Tensor]:
+        steps(state, segment, 0.5)
+        return [state.nll]
+
+    return step
+
+
 def variants(setting: Setting) -> dict[str, Prepare]:
     labels, device = setting.size.labels, setting.device
     tied, deep = (sized(name, setting) for name in RECIPES[setting.name])
@@ -134,25 +172,19 @@ def variants(setting: Setting) -> dict[str, Prepare]:
                 for lstm in model.lstms
             ]
 
-            def step() -> list[Tensor]:
+            def loss() -> Tensor:
                 nonlocal state
                 with setting.autocast():
-                    loss, state = model(inputs, targets, state, **weights)
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), chosen.optimizer["max_grad_norm"])
-                optimizer.step()
-                optimizer.zero_grad()
-                return [loss.detach()]
+                    value, state = model(inputs, targets, state, **weights)
+                return value
 
-            return step
+            return plain_step(model, optimizer, chosen.optimizer["max_grad_norm"], loss)
 
         return prepare
 
-    words = Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
-
     def ours(chosen: Settings, replay: bool = False) -> Prepare:
         def prepare() -> Step:
-            model = build.language_model(chosen, words, device)
+            model = build.language_model(chosen, vocabulary(labels), device)
             optimizer = build_optimizer(chosen)
             optimizer.setup(model.named_parameters())
             bptt = chosen.training["bptt"]
@@ -172,21 +204,7 @@ def variants(setting: Setting) -> dict[str, Prepare]:
             if not replay:
                 return launched
             steps = RecordedSteps(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
-            nll = torch.zeros((), dtype=torch.float64, device=device)
-            at = LanguageModelState(
-                limits=Limits(1, None, None),
-                epoch_size=len(ids),
-                lengths=sequence_lengths(1, bptt),
-                nll=nll,
-                text=0,
-            )
-            segment = Segment(0, len(inputs), len(inputs))
-
-            def replayed() -> list[Tensor]:
-                steps(at, segment, 0.5)
-                return [at.nll]
-
-            return replayed
+            return our_step(steps, ids, bptt)
 
         return prepare
 
