@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from drill.errors import DataError
 from drill.play import answers
 from drill.play.answers import LanguageModelPlayer
-from tests.tiny_runs import LAYERS, small_model
 
 
 def test_next_words_are_those_of_generate(models):
@@ -88,14 +87,6 @@ def test_an_unknown_word_has_no_neighbours(models):
     assert answers.look_up(models[:1], "zebra") == [{"label": "zebra", "count": None}]
     with pytest.raises(DataError, match="word"):
         answers.look_up(models, "two words")
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_labels_of_every_layer_have_neighbours(layer):
-    model = small_model(layer).eval()
-    found = answers._neighbours(model.encoder.embedding, model.layer, 3, None, str)
-    assert len(found["output"]) == answers.TOP
-    assert all(name != "3" for name, _ in found["embedding"])
 
 
 def test_translations_have_scores_attention_and_marked_differences(translators):

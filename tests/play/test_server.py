@@ -104,7 +104,6 @@ BIG = "x" * (server.MAX_TEXT + 1)
         ("score", {"text": ""}, "text"),
         ("word", {"word": ""}, "word"),
         ("translate", {"text": "a"}, "translator"),
-        ("translate", {"text": "a", "beam": 99}, "beam"),
         ("sample", {"text": "a", "tokens": 10**6}, "tokens"),
         ("sample", {"text": "a", "temperature": -1}, "temperature"),
         ("sample", {"text": "a", "temperature": 10**400}, "float"),
@@ -183,6 +182,8 @@ def test_every_view_answers(client, translator_client):
     answer = translator_client.post("/api/translate", json={"text": "a b", "runs": [0, 1]})
     assert [len(run) for run in answer.json()["runs"]] == [1, 1]
     assert translator_client.post("/api/next", json={"text": ""}).status_code == 400
+    answer = translator_client.post("/api/translate", json={"text": "a", "beam": 99})
+    assert answer.json()["error"].startswith("beam: ")
 
 
 def test_a_word_is_added_where_the_label_source_allows_it(models, place, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from drill.study.statistics import p_value, paired_difference, standard_error, t
 
 # Two-sided 5% and 1% points, as printed in tables of the t distribution.
 TABLE = {1: (12.706, 63.657), 2: (4.303, 9.925), 4: (2.776, 4.604), 10: (2.228, 3.169)}
-TABLE |= {30: (2.042, 2.750), 120: (1.980, 2.617), 100_000: (1.960, 2.576)}
+TABLE |= {3: (3.182, 5.841), 30: (2.042, 2.750), 120: (1.980, 2.617), 1000: (1.962, 2.581)}
 
 
 @pytest.mark.parametrize("freedom", TABLE)

@@ -3,7 +3,7 @@
 import abc
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import why_no_words
 from drill.language_modeling.run import LanguageModelRun
 from drill.language_modeling.scoring import line_start, read_as_unknown, score
-from drill.layers import LabelSource, OutputLayer
+from drill.layers import LabelSource
 from drill.models.encoder import State
 from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 from drill.report.page.figures import COLOURS, css_classes
@@ -71,11 +71,16 @@ class Player(abc.ABC):
             labels = self.subwords.encode(" " + word.replace("▁", ""))
         if not labels:
             return {"label": word, "count": None}
-        found = _neighbours(
-            self.embedding, self.run.model.layer, labels[0], self.counts, self.display
-        )
-        pieces = {"subwords": [*map(self.display, labels)]} if self.subwords is not None else {}
-        return {**found, **pieces}
+        vectors = label_vectors(self.embedding, self.run.model.layer)
+        if vectors is None:
+            raise SettingsError("the output layer has no label matrix", key="word")
+        own, counts = labels[0], self.counts
+        return {
+            **vars(nearest_labels(vectors, own, self.display, counts, top=TOP)),
+            "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
+            "labels": len(vectors.output),
+            **({} if self.subwords is None else {"subwords": [*map(self.display, labels)]}),
+        }
 
 
 class LanguageModelPlayer(Player):
@@ -157,13 +162,8 @@ class LanguageModelPlayer(Player):
                 for each in scored
             ],
             "bands": [
-                {
-                    "label": band.label,
-                    "low": band.low,
-                    "tokens": band.tokens,
-                    "loss": number(band.mean_loss),
-                }
-                for band in bands
+                {"label": b.label, "low": b.low, "tokens": b.tokens, "loss": number(b.mean_loss)}
+                for b in bands
             ],
         }
 
@@ -330,6 +330,8 @@ def translate_text(
     players: Sequence[TranslatorPlayer], text: str, beam: int, n_best: int
 ) -> Answer:
     """Translations by every run; of two runs, the words of the best ones that differ."""
+    if not 1 <= n_best <= beam <= 16:
+        raise SettingsError("1 <= n-best <= beam <= 16", key="beam")
     lines = [line for line in text.splitlines() if line.split()]
     if not 1 <= len(lines) <= MAX_LINES:
         raise DataError(f"{len(lines)} lines with words; give 1 to {MAX_LINES}", key="text")
@@ -401,26 +403,3 @@ def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
         return player.losses(lines)
     except DrillError as error:
         return {"error": str(error)}
-
-
-def _neighbours(
-    embedding: nn.Embedding | LabelSource,
-    layer: OutputLayer,
-    own: int,
-    counts: Sequence[int] | None,
-    name: Callable[[int], str],
-) -> Answer:
-    """A label: its training count, and the labels of highest cosine in E and in g_out(E)."""
-    vectors = label_vectors(embedding, layer)
-    if vectors is None:
-        raise SettingsError("the output layer has no label matrix", key="word")
-    return {
-        **vars(nearest_labels(vectors, own, name, counts, top=TOP)),
-        "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
-        "labels": layer.vocabulary_size,
-    }
-
-
-def check_beam(beam: int, n_best: int) -> None:
-    if not 1 <= n_best <= beam <= 16:
-        raise SettingsError("1 <= n-best <= beam <= 16", key="beam")

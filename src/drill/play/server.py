@@ -9,11 +9,12 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from drill.errors import DrillError, SettingsError
 from drill.play import answers
@@ -46,36 +47,23 @@ HEADERS = {
 }
 
 
-class LocalOnly:
+async def local_only(request: Request, call_next: RequestResponseEndpoint) -> Response:
     """Rejects requests of other sites: Host must be this machine, Origin the page.
 
     A site whose name resolves to 127.0.0.1 sends its own name as Host; a form or script of another
     site sends its own Origin.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        app = self.app
-        if host.partition(":")[0] not in HOSTS:
-            error = f"the host {host!r} is not this machine; open http://{HOSTS[0]}"
-            app = JSONResponse({"error": error}, 403)
-        elif origin not in (None, f"http://{host}"):
-            app = JSONResponse({"error": "the request comes from another site"}, 403)
-        await app(scope, receive, send_with_headers)
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    response: Response
+    if host.partition(":")[0] not in HOSTS:
+        error = f"the host {host!r} is not this machine; open http://{HOSTS[0]}"
+        response = JSONResponse({"error": error}, 403)
+    elif origin not in (None, f"http://{host}"):
+        response = JSONResponse({"error": "the request comes from another site"}, 403)
+    else:
+        response = await call_next(request)
+    response.headers.update(HEADERS)
+    return response
 
 
 class Server:
@@ -124,7 +112,6 @@ class Server:
 
     def translate(self, given: dict[str, Any]) -> Any:
         beam, n_best = _value(given, "beam", int, 4), _value(given, "n_best", int, 3)
-        answers.check_beam(beam, n_best)
         players = self._chosen(given, "translator")
         return answers.translate_text(players, _text(given), beam, n_best)
 
@@ -184,7 +171,8 @@ class Server:
             ),
             Route("/api/sample", _endpoint(self.sample, nullcontext()), methods=["POST"]),
         ]
-        return LocalOnly(Starlette(routes=routes))
+        middleware = [Middleware(BaseHTTPMiddleware, dispatch=local_only)]
+        return Starlette(routes=routes, middleware=middleware)
 
 
 def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManager[Any]) -> Any:

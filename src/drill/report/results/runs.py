@@ -295,7 +295,7 @@ def _points(rows: list[dict[str, Any]]) -> Iterator[CurvePoint]:
         if kind not in ("step", "validation", "epoch"):
             continue
         x, elapsed = float(row["epoch"]), as_finite(row.get("elapsed"))
-        if kind != "epoch":
+        if kind != "epoch" and "epoch_size" in row:
             x += row["position"] / row["epoch_size"] - 1
         if kind == "step":
             yield CurvePoint(x, None, as_number(row.get("train_perplexity")), elapsed, step)
