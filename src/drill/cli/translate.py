@@ -3,9 +3,8 @@
 import json
 import math
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -77,12 +76,9 @@ def translate(
     Prints one line per line, in the same order; with --n-best or --scores the line number, the
     score and the text, separated by tabs. Lines from a pipe are translated as they come.
     """
-    import torch
-
     from drill.cli.display import note
     from drill.training.device import out_of_memory_hint
-    from drill.training.precision import matmul_precision
-    from drill.translation.translate import Search, translate_blocks
+    from drill.translation.translate import translate_blocks
 
     if greedy and (sample or n_best > 1 or beam is not None or length_penalty is not None):
         raise SettingsError(
@@ -104,28 +100,26 @@ def translate(
             key="--temperature",
             hint="use --greedy for the most probable tokens",
         )
+    if greedy:
+        beam, length_penalty = 1, 0.0
     loaded = load_translator(run, weights, device)
-    training = loaded.settings.training
-    chosen: Any = precision.value if precision else training["precision"]
-    penalty = training["length_penalty"] if length_penalty is None else length_penalty
-    where = torch.device(next(loaded.model.parameters()).device)
     memory = out_of_memory_hint(f"the search with {run}", "take a smaller --batch-tokens or --beam")
-    with as_settings_error(), memory, ExitStack() as stack:
-        search = Search(
-            beam=1 if greedy else max(n_best, beam or training["beam"]),
-            n_best=n_best,
-            length_penalty=0.0 if greedy else penalty,
-            sampled=sample,
-            temperature=1.0 if temperature is None else temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            max_ratio=max_ratio,
-            max_extra=max_extra,
-            max_source=max_source,
-            batch_tokens=batch_tokens,
-            autocast=stack.enter_context(matmul_precision(chosen, where)),
-        )
+    search_as_asked = loaded.search(
+        max(n_best, beam or loaded.settings.training["beam"]),
+        precision=precision,
+        n_best=n_best,
+        length_penalty=length_penalty,
+        sampled=sample,
+        temperature=1.0 if temperature is None else temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_ratio=max_ratio,
+        max_extra=max_extra,
+        max_source=max_source,
+        batch_tokens=batch_tokens,
+    )
+    with as_settings_error(), memory, search_as_asked as search:
         number = 0
         lines = blocks_of_lines(file, nul=True)  # subwords spell any character
         for block in translate_blocks(loaded.model, loaded.subwords, lines, search):

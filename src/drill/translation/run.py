@@ -218,20 +218,25 @@ class TranslationRun:
             return translated(*given, language=language).scores
 
     @contextmanager
-    def search(self, beam_size: int | None = None, **options: Any) -> Iterator[Search]:
+    def search(
+        self, beam_size: int | None = None, *, precision: str | None = None, **options: Any
+    ) -> Iterator[Search]:
         """A block with a search as in training.
 
         Args:
             beam_size: as in training by default; 1 is greedy.
+            precision: of products in the block; as in training by default.
             options: more fields of ``Search``; the length penalty is training's unless given.
 
         Returns:
-            A context manager; in its block products have the precision of training.
+            A context manager.
         """
         given = self.settings.training
-        options = {"length_penalty": given["length_penalty"], **options}
+        if options.get("length_penalty") is None:
+            options["length_penalty"] = given["length_penalty"]
         device = next(self.model.parameters()).device
-        with matmul_precision(given["precision"], device) as autocast:
+        chosen: Any = precision or given["precision"]
+        with matmul_precision(chosen, device) as autocast:
             yield Search(beam=beam_size or given["beam"], autocast=autocast, **options)
 
 

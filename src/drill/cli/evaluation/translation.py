@@ -16,11 +16,10 @@ from drill.report.analysis.comparison import accuracy_bands
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import accuracy_table
 from drill.training.device import out_of_memory_hint
-from drill.training.precision import matmul_precision, resolve_precision
+from drill.training.precision import resolve_precision
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import DecodingInfo, save_hypotheses, translated
 from drill.translation.run import TranslationRun
-from drill.translation.translate import Search
 
 SCORES = ("bleu", "tokenised_bleu", "chrf", "signature", "tokenised_signature", "chrf_signature")
 
@@ -56,18 +55,14 @@ def evaluate_translation(
     if tokenize is not None:
         corpus_scores(["-"], ["-"], tokenize=tokenize)  # a wrong name fails now, not after minutes
     language = run.settings.data["target"]
-    training, device = run.settings.training, torch.device(next(run.model.parameters()).device)
-    chosen: Any = precision or training["precision"]
-    search: dict[str, Any] = {
-        "beam": beam or training["beam"],
-        "length_penalty": training["length_penalty"] if length_penalty is None else length_penalty,
-    }
+    chosen: Any = precision or run.settings.training["precision"]
+    options = {"precision": chosen, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
 
     def rows() -> Iterator[tuple[Row, str]]:
         for split, text, pairs in _texts(run, splits):
             start = time.monotonic()
             with (
-                matmul_precision(chosen, device) as autocast,
+                run.search(beam, **options) as search,
                 Counter(split, quiet) as progress,
                 out_of_memory_hint(
                     f"the evaluation of {run.folder.path}",
@@ -79,11 +74,12 @@ def evaluate_translation(
                     run.subwords,
                     text,
                     pairs,
-                    Search(**search, batch_tokens=batch_tokens, autocast=autocast),
+                    search,
                     language=language,
                     tokenize=tokenize,
                     progress=progress,
                 )
+            made = DecodingInfo(search.beam, search.length_penalty, run.weights)
             files = splits._asdict() if isinstance(splits, Files) else {}
             row = {
                 "kind": "translation",
@@ -95,7 +91,8 @@ def evaluate_translation(
                 "perplexity": found.fit.perplexity,
                 **{key: getattr(found.scores, key) for key in SCORES},
                 "exact": found.exact,
-                **search,
+                "beam": made.beam,
+                "length_penalty": made.length_penalty,
                 "seconds": round(time.monotonic() - start, 3),
             }
             shown = _line(row, run.weights)
@@ -105,10 +102,10 @@ def evaluate_translation(
                 shown += f"\n\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}"
             yield row, shown
             if not files:
-                made = DecodingInfo(**search, weights=run.weights)
                 save_hypotheses(run.folder, split, language, found.hypotheses, made)
 
-    print_and_save(run, resolve_precision(chosen, device), rows(), as_json)
+    used = resolve_precision(chosen, torch.device(next(run.model.parameters()).device))
+    print_and_save(run, used, rows(), as_json)
 
 
 def _texts(

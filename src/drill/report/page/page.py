@@ -50,7 +50,6 @@ from drill.report.tables.result_tables import (
     evaluations_table,
     group_labels,
     grouped,
-    ledger_table,
     milestones,
     recipes_table,
     runs_table,
@@ -205,7 +204,7 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
     for path in ledgers:
         rows = ledger.read(path)
         parts += [f"## {markdown_text(path)}"]
-        parts += [ledger_table(rows).markdown() if rows else "No results were recorded.\n"]
+        parts += [runs_table(rows).markdown() if rows else "No results were recorded.\n"]
         if any(row.evaluations for row in rows):
             parts += [f"### {ADAPTED}", evaluations_table(rows).markdown()]
     if care := [each for run in found for each in (*run.faults, *run.remarks)]:
@@ -332,7 +331,7 @@ def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
             yield "figure", epochs_figure(curves, look)
             yield "figure", time_figure(curves, look, devices)
         if rows:
-            yield "table", (path, ledger_table(rows))
+            yield "table", (path, runs_table(rows))
         if any(row.evaluations for row in rows):
             yield "table", (f"{path}, {ADAPTED.lower()}", evaluations_table(rows))
 

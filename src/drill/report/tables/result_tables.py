@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drill.report.results.evaluations import ADAPTIVE, paired
 from drill.report.results.ledger import Row
@@ -42,10 +42,21 @@ SHOWN_EPOCHS = 12  # of more, a selection
 
 
 def runs_table(results: Sequence[Result]) -> Table:
-    """One row per run, with the paper's figures where it has the recipe."""
+    """One row per run, with the paper's figures where it has the recipe.
+
+    Rows of a ledger have their recipe, all further figures, commit, time and note too.
+    """
+    extra = dict.fromkeys(
+        key
+        for row in results
+        if isinstance(row, Row)
+        for key, value in row.extra.items()
+        if not isinstance(value, dict | list) and key not in ("bleu", BITS)
+    )
     rows = [
         [
             ("run", each.name),
+            ("recipe", each.recipe or "" if isinstance(each, Row) else ""),
             ("layer", each.layer or ""),
             ("parameters", numbers.count(each.parameters)),
             ("seed", "" if each.seed is None else str(each.seed)),
@@ -55,12 +66,19 @@ def runs_table(results: Sequence[Result]) -> Table:
             ("BLEU", numbers.perplexity(_score(each, "bleu"))),
             ("bits per byte", numbers.fixed(_score(each, BITS), 4)),
             *paper_cells(each.recipe, [each]),
+            *((key, _figure(key, _further(each).get(key, ""))) for key in extra),
             ("time", numbers.duration(each.seconds)),
             ("device", each.device or ""),
+            *(_recorded(each) if isinstance(each, Row) else ()),
         ]
         for each in results
     ]
     return Table.of(rows, paper_notes(rows), recipe_changes(results))
+
+
+def _recorded(row: Row) -> list[Cell]:
+    time = row.recorded[:16].replace("T", " ")
+    return [("commit", row.commit or ""), ("recorded", time), ("note", row.note)]
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
@@ -92,36 +110,6 @@ def recipes_table(results: Sequence[Result]) -> Table:
         )
     several = [SPREAD_NOTE] if any(len(group) > 1 for group in groups.values()) else []
     return Table.of(rows, [*several, *paper_notes(rows)])
-
-
-def ledger_table(rows: Sequence[Row]) -> Table:
-    """Every row of a ledger, with all further figures."""
-    extra = dict.fromkeys(
-        key
-        for row in rows
-        for key, value in row.extra.items()
-        if not isinstance(value, dict | list)
-    )
-    lines = [
-        [
-            ("run", row.name),
-            ("recipe", row.recipe or ""),
-            ("layer", row.layer or ""),
-            ("seed", "" if row.seed is None else str(row.seed)),
-            ("epochs", numbers.count(row.epochs)),
-            ("valid", numbers.perplexity(row.valid)),
-            ("test", numbers.perplexity(row.test)),
-            *paper_cells(row.recipe, [row]),
-            *((key, _figure(key, row.extra.get(key, ""))) for key in extra),
-            ("time", numbers.duration(row.seconds)),
-            ("device", row.device or ""),
-            ("commit", row.commit or ""),
-            ("recorded", row.recorded[:16].replace("T", " ")),
-            ("note", row.note),
-        ]
-        for row in rows
-    ]
-    return Table.of(lines, paper_notes(lines), recipe_changes(rows))
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
@@ -193,9 +181,13 @@ def group_labels(
     return labels
 
 
+def _further(each: Result) -> Mapping[str, Any]:
+    """Figures besides perplexity: of translations, or bits per byte."""
+    return each.scores if isinstance(each, RunSummary) else each.extra
+
+
 def _score(each: Result, key: str) -> float | None:
-    """Of the test: of a translator's translations, or bits per byte."""
-    return as_finite((each.scores if isinstance(each, RunSummary) else each.extra).get(key))
+    return as_finite(_further(each).get(key))
 
 
 def paper_figures(recipe: str | None, added: str = "") -> str:
