@@ -112,9 +112,8 @@ class Place:
         """Run a study; returns the jobs that were started."""
         Path("started.txt").write_text("")
         self.said: list[str] = []
-        runner.run_study(
-            plan or self.plan(), self.ledger, self.runs, say=self.said.append, **options
-        )
+        given = (plan or self.plan(), self.ledger, self.runs)
+        runner.StudyRunner(*given, say=self.said.append, **options).run()
         return self.started()
 
     def started(self) -> list[str]:

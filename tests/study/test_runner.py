@@ -209,7 +209,7 @@ from pathlib import Path
 from drill.study import runner
 from drill.study.plan import read_plan
 runner.PROGRAM = (sys.executable, "-S", "stand_in.py")
-runner.run_study(read_plan("plan.toml"), Path("results.jsonl"), Path("runs"))
+runner.StudyRunner(read_plan("plan.toml"), Path("results.jsonl"), Path("runs")).run()
 """
 
 

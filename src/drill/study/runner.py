@@ -24,56 +24,6 @@ POLL = 0.2  # seconds between checks of running jobs
 PROGRESS_SECONDS = 60.0  # seconds between lines on how far the study is
 
 
-def run_study(
-    plan: Plan,
-    ledger: Path,
-    runs: Path,
-    *,
-    device: str = "auto",
-    parallel: int = 1,
-    minutes: float | None = None,
-    retry: bool = False,
-    say: Callable[[str], None] = print,
-) -> States:
-    """Run what the ledger does not have yet.
-
-    Ctrl-C and SIGTERM stop as the end of the budget does, and are a KeyboardInterrupt then.
-
-    Args:
-        plan: rows, seeds and stages.
-        ledger: the file that results are added to.
-        runs: the folder with the run folders.
-        device: of every job: auto, cpu, cuda, cuda:1, ...
-        minutes: wall-clock budget. A job that is not expected to fit is not started; at the end
-            running jobs save and stop.
-        parallel: how many jobs run at once.
-        retry: run failed jobs again.
-        say: gets a line when a job starts or ends, and one a minute.
-
-    Returns:
-        The state of every job.
-    """
-    check_settings(plan, ledger, runs, retry)
-    return _Runner(plan, ledger, runs, device, parallel, minutes, retry, say).run()
-
-
-def check_settings(plan: Plan, ledger: Path, runs: Path, retry: bool = False) -> None:
-    """Raise settings errors of all jobs before the first one starts.
-
-    A run that has begun with another training.max_minutes is an error too: resuming it would make
-    a jump in a learning rate schedule that depends on the end.
-    """
-    for job in States(plan, ledger, runs).to_run(retry):
-        folder = RunFolder(runs / job.run)
-        if job.trains and folder.has_trained() and not is_run_of(job, folder):
-            raise SettingsError(
-                f"{folder.path}: has a run with other settings than row {job.row.name}; rename the "
-                "row, use another --runs, or remove the folder"
-            )
-        if job.stage == TRAIN:
-            check_recipe(job.settings, folder.path)
-
-
 @dataclass
 class _Running:
     job: Job
@@ -83,15 +33,29 @@ class _Running:
 
 
 @dataclass
-class _Runner:
+class StudyRunner:
+    """Runs what the ledger does not have yet.
+
+    Args:
+        plan: rows, seeds and stages.
+        ledger: the file that results are added to.
+        runs: the folder with the run folders.
+        device: of every job: auto, cpu, cuda, cuda:1, ...
+        parallel: how many jobs run at once.
+        minutes: wall-clock budget. A job that is not expected to fit is not started; at the end
+            running jobs save and stop.
+        retry: run failed jobs again.
+        say: gets a line when a job starts or ends, and one a minute.
+    """
+
     plan: Plan
     ledger: Path
     runs: Path
-    device: str
-    parallel: int
-    minutes: float | None
-    retry: bool
-    say: Callable[[str], None]
+    device: str = "auto"
+    parallel: int = 1
+    minutes: float | None = None
+    retry: bool = False
+    say: Callable[[str], None] = print
 
     def __post_init__(self) -> None:
         now = time.monotonic()
@@ -103,6 +67,11 @@ class _Runner:
         self._look()
 
     def run(self) -> States:
+        """Run the jobs; returns the state of every job.
+
+        Ctrl-C and SIGTERM stop as the end of the budget does, and are a KeyboardInterrupt then.
+        """
+        self._check_settings()
         shutdown = GracefulShutdown()
         try:
             with shutdown:
@@ -123,6 +92,22 @@ class _Runner:
         if shutdown.requested:
             raise KeyboardInterrupt
         return self.states
+
+    def _check_settings(self) -> None:
+        """Raise settings errors of all jobs before the first one starts.
+
+        A run that has begun with another training.max_minutes is an error too: resuming it would
+        make a jump in a learning rate schedule that depends on the end.
+        """
+        for job in self.left:
+            folder = RunFolder(self.runs / job.run)
+            if job.trains and folder.has_trained() and not is_run_of(job, folder):
+                raise SettingsError(
+                    f"{folder.path}: has a run with other settings than row {job.row.name}; rename "
+                    "the row, use another --runs, or remove the folder"
+                )
+            if job.stage == TRAIN:
+                check_recipe(job.settings, folder.path)
 
     def _look(self) -> None:
         """Read the ledger again."""

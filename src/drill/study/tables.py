@@ -1,6 +1,6 @@
 """Tables of a study: its status, and its results."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 
@@ -49,6 +49,8 @@ DIFFERENCE_NOTE = (
     f"{CONFIDENCE:.0%} confidence interval and the p-value of a two-sided paired t-test."
 )
 
+Figure = Callable[[Row], float | None]
+
 
 # -- results -------------------------------------------------------------------------------------
 
@@ -82,17 +84,16 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
         if stage in row.stages
     }  # by row, then by seed
     results = [(name, each) for name, group in found.items() for each in group.values()]
-    scores = _headings(stage, [each for _, each in results])
-    base = {seed: _figures(each, stage) for seed, each in found.get(baseline or "", {}).items()}
+    scores = _scores(stage, [each for _, each in results])
+    base = found.get(baseline or "", {})
     rows = []
     for name, by_seed in found.items():
         group = list(by_seed.values())
-        figures = {seed: _figures(each, stage) for seed, each in by_seed.items()}
         cells = [("row", name), ("n", str(len(group)))]
-        for n, score in enumerate(scores):
-            cells.append((score, _mean_cell([each[n] for each in figures.values()], score)))
-        for n, score in enumerate(scores if base else ()):
-            difference, p = _difference_cells(figures, {} if name == baseline else base, n, score)
+        cells += [(score, _mean_cell(map(of, group), score)) for score, of in scores.items()]
+        for score, of in scores.items() if base else ():
+            theirs = {} if name == baseline else base
+            difference, p = _difference_cells(by_seed, theirs, of, score)
             cells += [(f"{score} - {baseline}", difference), ("p", p)]
         cells.append(("minutes", _minutes_cell(group, stage)))
         if stage in TRAINING:
@@ -111,21 +112,26 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
 
 def frequency_table(states: States, stage: str) -> Table | None:
     """Mean test loss of the labels of each band, and its difference to the baseline."""
-    baseline, rows = states.plan.baseline or "", []
+    baseline = states.plan.baseline or ""
     found = {
-        row.name: {seed: _band_losses(each) for seed, each in by_seed.items()}
+        row.name: by_seed
         for row in states.plan.rows
         if stage in TRAINING and stage in row.stages
         if (by_seed := finished_results(states, row, stage))
     }
-    bands = next((each for group in found.values() for each in group.values()), {})
-    for name, losses in found.items():
-        cells = [("row", name), ("n", str(len(losses)))]
+    bands = next((_band_losses(each) for group in found.values() for each in group.values()), {})
+    rows = []
+    for name, by_seed in found.items():
+        cells = [("row", name), ("n", str(len(by_seed)))]
+        theirs = {} if name == baseline else found.get(baseline, {})
         for band in bands:
-            cells.append((band, _mean_cell([each.get(band) for each in losses.values()], BAND)))
-            base = {} if name == baseline else found.get(baseline, {})
-            ours, theirs = ({s: [x.get(band)] for s, x in each.items()} for each in (losses, base))
-            cells.append((f"{band} - {baseline}", _difference_cells(ours, theirs, 0, BAND)[0]))
+
+            def of(row: Row, band: str = band) -> float | None:
+                return _band_losses(row).get(band)
+
+            difference, _ = _difference_cells(by_seed, theirs, of, BAND)
+            mean_loss = _mean_cell(map(of, by_seed.values()), BAND)
+            cells += [(band, mean_loss), (f"{band} - {baseline}", difference)]
         rows.append(cells)
     return Table.of(rows, [BAND_NOTE, MEAN_NOTE]) if bands else None
 
@@ -140,29 +146,29 @@ def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]
     return {seed: result for seed, result in found.items() if result is not None}
 
 
-def _headings(stage: str, results: Sequence[Row]) -> list[str]:
-    if stage == BLEU:
-        return ["valid BLEU", "test BLEU"]
-    if stage == WORDS:
-        return ["valid", "test", *WORDS_KEYS]
-    test = "BLEU" if any("bleu" in each.extra for each in results) else "test"
-    bits = stage in TRAINING and any(BITS in each.extra for each in results)
-    return ["valid", test, *([BITS_PER_BYTE] if bits else [])]
-
-
-def _figures(row: Row, stage: str) -> list[float | None]:
-    """Of validation and test: perplexities, of a translator's test its BLEU; bits per byte."""
+def _scores(stage: str, results: Sequence[Row]) -> dict[str, Figure]:
+    """The columns of a stage: a heading, and the figure of a result."""
     if stage in TRAINING:
-        test = as_finite(row.extra.get("bleu", row.test))
-        return [row.valid, test, as_finite(row.extra.get(BITS))]
-    key, pair = "bleu" if stage == BLEU else "perplexity", evaluated(row, stage)
-    found = [as_finite(each.get(key)) for each in pair]
-    if stage == WORDS:
-        found += [as_finite(pair[1].get(key)) for key in WORDS_KEYS.values()]
-    return found
+        test = "BLEU" if any("bleu" in each.extra for each in results) else "test"
+        found: dict[str, Figure] = {
+            "valid": lambda row: row.valid,
+            test: lambda row: as_finite(row.extra.get("bleu", row.test)),
+        }
+        if any(BITS in each.extra for each in results):
+            found[BITS_PER_BYTE] = lambda row: as_finite(row.extra.get(BITS))
+        return found
+
+    def evaluation(n: int, key: str) -> Figure:
+        return lambda row: as_finite(evaluated(row, stage)[n].get(key))
+
+    if stage == BLEU:
+        return {"valid BLEU": evaluation(0, "bleu"), "test BLEU": evaluation(1, "bleu")}
+    found = {"valid": evaluation(0, "perplexity"), "test": evaluation(1, "perplexity")}
+    more = WORDS_KEYS if stage == WORDS else {}
+    return found | {heading: evaluation(1, key) for heading, key in more.items()}
 
 
-def _mean_cell(values: Sequence[float | None], score: str) -> str:
+def _mean_cell(values: Iterable[float | None], score: str) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return DASH
@@ -172,26 +178,23 @@ def _mean_cell(values: Sequence[float | None], score: str) -> str:
 
 
 def _difference_cells(
-    ours: Mapping[int, Sequence[float | None]],
-    theirs: Mapping[int, Sequence[float | None]],
-    n: int,
-    score: str,
-) -> list[str]:
+    ours: Mapping[int, Row], theirs: Mapping[int, Row], of: Figure, score: str
+) -> tuple[str, str]:
     """The mean difference with its interval, and the p-value, over common seeds."""
     pairs = [
         (mine, other)
         for seed in ours.keys() & theirs.keys()
-        if (mine := ours[seed][n]) is not None and (other := theirs[seed][n]) is not None
+        if (mine := of(ours[seed])) is not None and (other := of(theirs[seed])) is not None
     ]
     if not pairs:
-        return ["", ""]
+        return "", ""
     found = paired_difference(*zip(*pairs, strict=True))
     decimals = DECIMALS.get(score, 2)
     middle = numbers.change(found.mean, decimals)
     if found.half is None or found.p is None:
-        return [f"{middle} ({DASH})", DASH]
+        return f"{middle} ({DASH})", DASH
     low, high = (numbers.change(found.mean + side, decimals) for side in (-found.half, found.half))
-    return [f"{middle} ({low} to {high})", "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"]
+    return f"{middle} ({low} to {high})", "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
 
 
 def _minutes_cell(group: Sequence[Row], stage: str) -> str:

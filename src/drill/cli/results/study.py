@@ -47,7 +47,7 @@ def study(
     from drill.cli.display import console, note
     from drill.study.page import write_study_page
     from drill.study.plan import read_plan
-    from drill.study.runner import run_study
+    from drill.study.runner import StudyRunner
     from drill.study.states import FAILED, States
     from drill.study.tables import report as study_report
     from drill.study.tables import status_table
@@ -68,7 +68,7 @@ def study(
     if status:
         console().print(status_table(States(wanted, results, runs)))
         return
-    states = run_study(
+    states = StudyRunner(
         wanted,
         results,
         runs,
@@ -77,7 +77,7 @@ def study(
         minutes=minutes,
         retry=retry,
         say=note,
-    )
+    ).run()
     if any(states.state(job) == FAILED for job in wanted.jobs()):
         raise typer.Exit(1)
 
