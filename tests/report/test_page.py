@@ -303,7 +303,7 @@ def test_hostile_words_stay_words(tmp_path, text):
     _, plain = written(tmp_path, [write_run(tmp_path / "plain", valid=[90.0, 80.0])])
     allowed = {tag for tag, _ in plain.elements} | {"rect", "tspan", "blockquote", "h3"}
     assert {tag for tag, _ in page.elements} <= allowed
-    shown = re.sub(r"[\x00\x1b\x7f\ud800\u202e]", "\ufffd", text)
+    shown = text.replace("\ud800", "?")
     assert ("h1", shown) in page.said
     assert shown in page.text
     markdown([run], [ledger]).encode("utf-8")

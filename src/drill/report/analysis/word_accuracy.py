@@ -12,7 +12,7 @@ of words does not matter.
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -65,7 +65,6 @@ def word_accuracy(
     counts: Mapping[Label, int],
     *,
     edges: Sequence[int] = WORD_EDGES,
-    exclude: Collection[Label] = (),
 ) -> list[AccuracyBand]:
     """One band from each edge to the next, after one for words never seen in training.
 
@@ -74,7 +73,6 @@ def word_accuracy(
 
     hypotheses, references  sentences as words; or as ids, for the labels the layer chooses among
     counts                  how often each occurs in the training text; one that is missing, never
-    exclude                 words left out, such as the full stop
     """
     if len(hypotheses) != len(references):
         raise DataError(
@@ -82,12 +80,11 @@ def word_accuracy(
             "one reference for every line, empty lines too"
         )
     ends = band_ends(edges)
-    skipped = set(exclude)
     types: list[set[Label]] = [set() for _ in ends]
     wanted, written, matched = ([0] * len(ends) for _ in range(3))
     for line, reference in zip(hypotheses, references, strict=True):
         ours, theirs = Counter(line), Counter(reference)
-        for word in (ours.keys() | theirs.keys()) - skipped:
+        for word in ours.keys() | theirs.keys():
             band = bisect_right(edges, counts.get(word, 0))
             if theirs[word]:
                 types[band].add(word)

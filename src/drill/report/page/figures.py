@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from urllib.parse import quote
 
 import numpy as np
@@ -15,7 +16,6 @@ from drill.language_modeling.evaluation.frequency_bands import Band, BandChange,
 from drill.report.analysis.label_vectors import NormBand
 from drill.report.results.ledger import Row
 from drill.report.results.runs import RunSummary
-from drill.report.tables.markup import escape, visible
 from drill.report.tables.result_tables import grouped
 
 COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of plots.css
@@ -58,7 +58,7 @@ class Figure:
         """The rows as CSV."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
-        return visible(text.getvalue())
+        return text.getvalue()
 
     def html(self) -> str:
         """The element that plots.js draws into; its data is a link to a CSV file."""
@@ -76,7 +76,7 @@ class Figure:
                 "</ul>",
                 f"<figcaption>{escape(self.caption)} "
                 f'<a download="{name}.csv" href="data:text/csv;charset=utf-8,'
-                f'{quote(self.data, safe=",")}">Data as CSV</a></figcaption>',
+                f'{quote(self.data, ",", errors="replace")}">Data as CSV</a></figcaption>',
                 "</figure>",
             ]
         )

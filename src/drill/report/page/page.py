@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
@@ -42,7 +42,7 @@ from drill.report.tables.band_tables import (
     norms_table,
     reliability_table,
 )
-from drill.report.tables.markup import Table, markdown_text, visible
+from drill.report.tables.markup import Table, markdown_text
 from drill.report.tables.result_tables import (
     Result,
     T,
@@ -65,6 +65,7 @@ GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill
 Block = tuple[str, Any]
 """(kind, content): text, heading, table (caption, Table), figure (or None), samples, settings or
 faults."""
+Group = TypeVar("Group")
 Ledgers = Sequence[tuple[str, Sequence[ledger.Row]]]
 Accuracy = Mapping[str, Mapping[str, Sequence[AccuracyBand]]]
 
@@ -109,18 +110,21 @@ def write_report(
     samples = samples or {}
     look = run_looks(found, [*(name for text in texts for name in text.models), *samples])
     faults = [each for run in found for each in (*run.faults, *run.remarks)]
+    trained = [*by_corpus([run for run in found if run.curve]).items()]
+    timed = [*by_corpus([run for run in found if _has_times(run)]).items()]
+    read = [(_corpora_and_models(text.models, found), text) for text in texts]
     sections = [
         Section("results", "Results", [*_results(found)]),
-        Section("curves", "Learning curves", [*_curves(found, look)]),
-        Section("time", "Time to a perplexity", [*_times(found, look)]),
+        Section("curves", "Learning curves", [*_each(trained, _curves, look)]),
+        Section("time", "Time to a perplexity", [*_each(timed, _times, look)]),
         Section("evaluations", ADAPTED, [*_evaluations(found)]),
         Section(
             "bands",
             "Rare and frequent words",
-            [*_of_texts(found, texts, _bands, look), *_accuracy(found, accuracy or {})],
+            [*_each(read, _bands, look), *_accuracy(found, accuracy or {})],
         ),
-        Section("calibration", "Calibration", [*_of_texts(found, texts, _calibration, look)]),
-        Section("labels", "Label vectors", [*_of_texts(found, texts, _labels, look)]),
+        Section("calibration", "Calibration", [*_each(read, _calibration, look)]),
+        Section("labels", "Label vectors", [*_each(read, _labels, look)]),
         Section(
             "samples",
             "Samples",
@@ -151,7 +155,6 @@ def write_page(
     now = datetime.now(UTC) if now is None else now
     environment = jinja2.Environment(
         autoescape=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -171,7 +174,7 @@ def write_page(
         leads=leads,
         sections=[each for each in sections if each.blocks],
     )
-    write_output(out, text.encode("utf-8"))
+    write_output(out, text.encode("utf-8", "replace"))  # file names may have lone surrogates
     return out
 
 
@@ -231,36 +234,39 @@ def _results(runs: Sequence[RunSummary]) -> Iterator[Block]:
         yield "table", ("Every run", runs_table(runs))
 
 
+def _each(
+    groups: Sequence[tuple[str, Group]],
+    blocks: Callable[[Group, Mapping[str, str]], Iterator[Block]],
+    look: Mapping[str, str],
+) -> Iterator[Block]:
+    """The blocks of every group, under its name where there are several groups."""
+    for name, group in groups:
+        found = list(blocks(group, look))
+        if found and len(groups) > 1:
+            yield "heading", name or "unknown corpus"
+        yield from found
+
+
 def _curves(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
-    groups = by_corpus([run for run in runs if run.curve])
-    for corpus, group in groups.items():
-        if len(groups) > 1:
-            yield "heading", corpus or "unknown corpus"
-        curves = {run.name: [Curve.of_run(run)] for run in group}
-        yield "figure", epochs_figure(curves, look)
-        yield "figure", training_figure(curves, look)
-        yield "table", ("Validation perplexity by epoch", epochs_table(group))
+    curves = {run.name: [Curve.of_run(run)] for run in runs}
+    yield "figure", epochs_figure(curves, look)
+    yield "figure", training_figure(curves, look)
+    yield "table", ("Validation perplexity by epoch", epochs_table(runs))
 
 
 def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
-    """Runs with one validation have one time only, so they are left out."""
-    short = [
-        run.name
-        for run in runs
-        if sum(each.epoch > 0 and each.valid is not None for each in run.points) < 2
-    ]
-    groups = by_corpus([run for run in runs if run.name not in short])
-    for corpus, group in groups.items():
-        curves = {run.name: [Curve.of_run(run)] for run in group}
-        figure = time_figure(curves, look, [run.device for run in group if run.device])
-        if figure is None:
-            continue
-        if len(groups) > 1:
-            yield "heading", corpus or "unknown corpus"
+    curves = {run.name: [Curve.of_run(run)] for run in runs}
+    figure = time_figure(curves, look, [run.device for run in runs if run.device])
+    if figure is not None:
         yield "figure", figure
         best = min(y for (curve,) in curves.values() for _, y in curve.seconds if y > 0.0)
         caption = "Time to the first validation at or below a perplexity"
-        yield "table", (caption, time_table(group, milestones(best)))
+        yield "table", (caption, time_table(runs, milestones(best)))
+
+
+def _has_times(run: RunSummary) -> bool:
+    """A run with one validation has one time only."""
+    return sum(each.epoch > 0 and each.valid is not None for each in run.points) > 1
 
 
 def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
@@ -268,20 +274,6 @@ def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
         about = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
         yield "text", about
         yield "table", ("Perplexity of adaptive models", table)
-
-
-def _of_texts(
-    runs: Sequence[RunSummary],
-    texts: Sequence[TextBands],
-    blocks: Callable[[TextBands, Mapping[str, str]], Iterator[Block]],
-    look: Mapping[str, str],
-) -> Iterator[Block]:
-    """The blocks of each text, under a heading where there are several texts."""
-    for text in texts:
-        found = list(blocks(text, look))
-        if found and len(texts) > 1:
-            yield "heading", _corpora_and_models(text.models, runs)
-        yield from found
 
 
 def _bands(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:

@@ -1,40 +1,17 @@
-"""Texts and tables in Markdown, and the characters that a page cannot show."""
+"""Tables, and how they are written in Markdown."""
 
-import html
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # Emphasis, code, links, tags, tables, entities, mathematics; an underscore inside a word is none.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|&~$]|(?<![^\W_])_|_(?![^\W_])")
-_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-
-
-def visible(text: str) -> str:
-    """``text`` with U+FFFD for characters that no page can show.
-
-    These are control characters except tab and newline, lone surrogates (file names may have
-    them), and characters that change the writing direction of what follows.
-    """
-    return "".join("\ufffd" if _hidden(character) else character for character in text)
-
-
-def _hidden(character: str) -> bool:
-    if character in "\n\t":
-        return False
-    kind = unicodedata.category(character)
-    return kind in ("Cc", "Cs") or unicodedata.bidirectional(character) in _DIRECTIONS
-
-
-def escape(text: object) -> str:
-    """For HTML and SVG, inside elements and inside quoted attributes."""
-    return html.escape(visible(str(text)))
 
 
 def markdown_text(text: object) -> str:
-    """One line of Markdown that reads as ``text``."""
-    return _MARKDOWN.sub(lambda match: "\\" + match[0], " ".join(visible(str(text)).split()))
+    """One line of Markdown that reads as ``text``; file names may have lone surrogates."""
+    line = " ".join(str(text).encode("utf-8", "replace").decode("utf-8").split())
+    return _MARKDOWN.sub(lambda match: "\\" + match[0], line)
 
 
 TEXTS = {"run", "row", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
