@@ -119,7 +119,8 @@ def test_points_of_an_epoch_that_has_not_ended_are_at_its_fraction(tmp_path):
         {**inside(1, 99.0), "step": 10, "position": 100, "epoch_size": 400},
     ]
     write_metrics(folder, rows)
-    assert [point.epoch for point in read_run(folder).points] == [0.125, 0.25]
+    run = read_run(folder)
+    assert [each.done for each in (*run.training, *run.points)] == [0.125, 0.25]
 
 
 def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(tmp_path):

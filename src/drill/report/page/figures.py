@@ -95,12 +95,10 @@ class Curve:
     def of_run(cls, run: RunSummary) -> "Curve":
         averaged = [float(each.epoch) for each in run.curve if each.averaged]
         return cls(
-            [(each.epoch, each.valid) for each in run.points if each.valid is not None],
-            best_so_far(
-                (each.elapsed, each.valid) for each in run.points if each.valid is not None
-            ),
+            [(each.done, each.valid) for each in run.points],
+            best_so_far((each.elapsed, each.valid) for each in run.points),
             averaged[0] if averaged else None,
-            [(each.epoch, each.train) for each in run.points if each.train is not None],
+            [(each.done, each.train) for each in run.training if each.train is not None],
         )
 
     @classmethod

@@ -266,7 +266,7 @@ def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Bloc
 
 def _has_times(run: RunSummary) -> bool:
     """A run with one validation has one time only."""
-    return sum(each.epoch > 0 and each.valid is not None for each in run.points) > 1
+    return sum(each.done > 0 for each in run.points) > 1
 
 
 def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:

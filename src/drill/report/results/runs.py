@@ -42,16 +42,15 @@ class Validation(NamedTuple):
     train: float | None
     elapsed: float | None  # seconds since the run began
     averaged: bool  # whether the weights were an average over steps
+    done: float  # epochs, with the fraction of the present one
 
 
-class CurvePoint(NamedTuple):
-    """A row of training loss or of a validation, by epochs done; None: it has no such value."""
+class TrainingLoss(NamedTuple):
+    """A row of training loss: perplexity since the row before."""
 
-    epoch: float
-    valid: float | None  # perplexity, NaN or infinite where training went wrong
-    train: float | None  # perplexity since the last row of training loss
-    elapsed: float | None
-    step: int = 0
+    done: float
+    step: int
+    train: float | None
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,9 @@ class RunSummary(RunFigures):
     scores: Mapping[str, Any]  # all figures of that test, and how they were made
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Validation, ...]  # the last of each epoch
-    validations: tuple[Validation, ...]  # all, inside epochs too
-    points: tuple[CurvePoint, ...]  # validations and rows of training loss, for plots
+    validations: tuple[Validation, ...]  # inside epochs too, by step
+    points: tuple[Validation, ...]  # all, also repeated ones, for plots
+    training: tuple[TrainingLoss, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     faults: tuple[str, ...]
@@ -184,7 +184,12 @@ def read_run(folder: Path | str) -> RunSummary:
         validations=tuple(
             _without_repeated([each for each in validations if each.step is not None], "step")
         ),
-        points=tuple(_points(rows)),
+        points=tuple(validations),
+        training=tuple(
+            TrainingLoss(_epochs_done(row), row["step"], as_number(row.get("train_perplexity")))
+            for row in rows
+            if row.get("kind") == "step"
+        ),
         settings=settings,
         environment=environment,
         faults=tuple(faults),
@@ -275,7 +280,14 @@ def _validation(row: Mapping[str, Any]) -> Validation:
         as_number(row.get("train_perplexity")),
         as_finite(row.get("elapsed")),
         row.get("averaged") is True,
+        _epochs_done(row),
     )
+
+
+def _epochs_done(row: Mapping[str, Any]) -> float:
+    """A row inside an epoch is at ``position`` of the ``epoch_size``."""
+    inside = row["kind"] != "epoch" and "epoch_size" in row
+    return float(row["epoch"] - 1 + row["position"] / row["epoch_size"] if inside else row["epoch"])
 
 
 def _without_repeated(validations: Iterable[Validation], key: str) -> list[Validation]:
@@ -286,21 +298,6 @@ def _without_repeated(validations: Iterable[Validation], key: str) -> list[Valid
             found.pop()
         found.append(each)
     return found
-
-
-def _points(rows: list[dict[str, Any]]) -> Iterator[CurvePoint]:
-    """Every row of an epoch; a row inside it is at ``position`` of the ``epoch_size``."""
-    for row in rows:
-        kind, step = row.get("kind"), row.get("step", 0)
-        if kind not in ("step", "validation", "epoch"):
-            continue
-        x, elapsed = float(row["epoch"]), as_finite(row.get("elapsed"))
-        if kind != "epoch" and "epoch_size" in row:
-            x += row["position"] / row["epoch_size"] - 1
-        if kind == "step":
-            yield CurvePoint(x, None, as_number(row.get("train_perplexity")), elapsed, step)
-        else:
-            yield CurvePoint(x, _validation(row).valid, None, elapsed, step)
 
 
 LANGUAGE_MODEL_SCORES = ("valid_bits_per_byte", "test_bits_per_byte", "test_bands")
