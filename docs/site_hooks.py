@@ -19,10 +19,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
-from drill.report.page import figures
+from drill.study.page import stage_figures
 from drill.study.plan import TRAINING, read_plan
 from drill.study.states import States
-from drill.study.tables import finished_results, report
+from drill.study.tables import report
 
 LOG = logging.getLogger("mkdocs.hooks")  # --strict stops at warnings
 ROOT = Path(__file__).parents[1]
@@ -58,26 +58,7 @@ def curves_page() -> Iterator[str]:
             states = States(read_plan(plan), ledger, None)
             text = report(states).replace(r"\<", "&lt;")  # Python-Markdown has no such escape
             yield CHANGED.sub(COLLAPSED, text)
-            yield from curves(states)
-
-
-def curves(states: States) -> Iterator[str]:
-    rows = {row.name: row for row in states.plan.rows}
-    for stage in TRAINING:
-        results = {
-            name: [*finished_results(states, row, stage).values()]
-            for name, row in rows.items()
-            if stage in row.stages
-        }
-        found = {name: [*map(figures.Curve.of_row, group)] for name, group in results.items()}
-        look = figures.looks([name] for name in found)
-        devices = [each.device for group in results.values() for each in group if each.device]
-        several = any(row.epochs > 1 for group in results.values() for row in group)
-        for figure in (
-            figures.epochs_figure(found, look) if several else None,
-            figures.time_figure(found, look, devices),
-        ):
-            if figure is not None:
+            for figure in (each for stage in TRAINING for each in stage_figures(states, stage)):
                 yield f'<div class="curves">{figure.html()}</div>\n'
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drill.report.page.figures import Curve, epochs_figure, looks, time_figure
+from drill.report.page.figures import Curve, Figure, epochs_figure, looks, time_figure
 from drill.report.page.page import Block, Section, check_replaceable, write_page
 from drill.study.plan import TRAINING
 from drill.study.states import States
@@ -31,17 +31,22 @@ def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -
 
 
 def _stage(states: States, stage: str, time_to: Sequence[float]) -> Iterator[Block]:
-    """The table, then for training stages one curve per row: the mean and range over seeds."""
     yield "table", (f"Results of {stage}", stage_table(states, stage, time_to))
     if (bands := frequency_table(states, stage)) is not None:
         yield "table", ("Loss by training count", bands)
-    rows = {row.name: row for row in states.plan.rows if stage in row.stages}
-    if stage in TRAINING:
-        results = {
-            name: [*finished_results(states, row, stage).values()] for name, row in rows.items()
-        }
-        curves = {name: [Curve.of_row(each) for each in group] for name, group in results.items()}
-        look = looks([name] for name in rows)
-        devices = [each.device for group in results.values() for each in group if each.device]
-        yield "figure", time_figure(curves, look, devices)
-        yield "figure", epochs_figure(curves, look)
+    yield from (("figure", figure) for figure in stage_figures(states, stage))
+
+
+def stage_figures(states: States, stage: str) -> list[Figure]:
+    """Curves of a training stage: for each row the mean and range over seeds."""
+    if stage not in TRAINING:
+        return []
+    rows = [row for row in states.plan.rows if stage in row.stages]
+    results = {row.name: [*finished_results(states, row, stage).values()] for row in rows}
+    curves = {name: [Curve.of_row(each) for each in group] for name, group in results.items()}
+    look = looks([name] for name in results)
+    devices = [each.device for group in results.values() for each in group if each.device]
+    found = [time_figure(curves, look, devices)]
+    if any(each.epochs > 1 for group in results.values() for each in group):
+        found.append(epochs_figure(curves, look))
+    return [figure for figure in found if figure is not None]
