@@ -52,26 +52,21 @@ class TrainingDisplay:
 
     def __init__(self, quiet: bool = False, silent: bool = False) -> None:
         self.console = Console(highlight=False, markup=False, stderr=True, quiet=silent)
-        bar = not quiet and not silent and self.console.is_terminal
-        self._bar = (
-            _bar(self.console, "{task.description}", "{task.fields[state]}") if bar else None
-        )
-        self._task: Any = None
+        shown = not quiet and not silent and self.console.is_terminal
+        self._bar = _bar(self.console, shown, "{task.description}", "{task.fields[state]}")
+        self._task = self._bar.add_task("starting", total=1.0, state="")
         self._lines = ProgressLines(lambda line: self.console.print(line, soft_wrap=True), quiet)
         self.say = self._lines.say
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._task = self._bar.add_task("starting", total=1.0, state="")
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def show(self, report: Report) -> None:
-        if self._bar is None:
+        if self._bar.disable:
             self._lines.show(report)
             return
         self._lines.show_milestones(report)
@@ -93,32 +88,29 @@ class Counter:
         shown = Console(highlight=False, markup=False, stderr=True)
         count = "{task.completed:,.0f} of {task.total:,.0f}"
         bar = shown.is_terminal and not quiet
-        self._bar = _bar(shown, title, count, TimeRemainingColumn()) if bar else None
-        self._task: Any = None
+        self._bar = _bar(shown, bar, title, count, TimeRemainingColumn())
 
     def __enter__(self) -> Callable[[int, int | None], None]:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self._update
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def _update(self, done: int, total: int | None) -> None:
-        if self._bar is None:
+        if self._bar.disable:
             if self._pulse.due():
                 note(f"{self.title}  {done:,}" + (f" of {total:,}" if total else ""))
             return
-        if self._task is None:
-            self._task = self._bar.add_task("", total=total or 0)
-        self._bar.update(self._task, completed=done, total=total or 0)
+        if not self._bar.tasks:
+            self._bar.add_task("", total=total or 0)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total or 0)
 
 
-def _bar(console: Console, before: str, after: str, *more: Any) -> Progress:
+def _bar(console: Console, shown: bool, before: str, after: str, *more: Any) -> Progress:
     bar = BarColumn(bar_width=24)
     columns = (TextColumn(before), bar, TextColumn(after), *more)
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not shown)
 
 
 def note(line: str) -> None:

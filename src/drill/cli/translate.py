@@ -104,7 +104,7 @@ def translate(
         beam, length_penalty = 1, 0.0
     loaded = load_translator(run, weights, device)
     memory = out_of_memory_hint(f"the search with {run}", "take a smaller --batch-tokens or --beam")
-    search_as_asked = loaded.search(
+    searching = loaded.search(
         max(n_best, beam or loaded.settings.training["beam"]),
         precision=precision,
         n_best=n_best,
@@ -119,7 +119,7 @@ def translate(
         max_source=max_source,
         batch_tokens=batch_tokens,
     )
-    with as_settings_error(), memory, search_as_asked as search:
+    with as_settings_error(), memory, searching as search:
         number = 0
         lines = blocks_of_lines(file, nul=True)  # subwords spell any character
         for block in translate_blocks(loaded.model, loaded.subwords, lines, search):

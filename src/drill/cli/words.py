@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from drill.language_modeling.run import LanguageModelRun
 
 NEAREST = 5
+RANKS = ("rank", "median_rank", "mass")
 
 
 def words(
@@ -76,7 +77,8 @@ def words(
         raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
     added = load_language_model(run, weights, device).add_words(new)
     if score is None:
-        for word, nearest in _nearest(added, [*new]):
+        for word in new:
+            nearest = _nearest(added, word)
             if as_json:
                 typer.echo(json.dumps({"word": word, "nearest": nearest}, ensure_ascii=False))
             elif not quiet:
@@ -109,16 +111,15 @@ def _read(file: Path) -> dict[str, str]:
     return found
 
 
-def _nearest(run: "LanguageModelRun", words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Every word with those whose vectors have the highest cosine to its own."""
+def _nearest(run: "LanguageModelRun", word: str) -> list[str]:
+    """The words whose vectors have the highest cosine to its own."""
     from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 
     vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
     assert vectors is not None  # add_words has checked that there is a label matrix
     name = run.vocabulary.words.__getitem__
-    for word in words:
-        found = nearest_labels(vectors, run.vocabulary.ids[word], name, top=NEAREST)
-        yield word, [each for each, _ in found.embedding]
+    found = nearest_labels(vectors, run.vocabulary.ids[word], name, top=NEAREST)
+    return [each for each, _ in found.embedding]
 
 
 def _held_out_rows(quiet: bool) -> "RowsOf":
@@ -151,12 +152,8 @@ def _held_out_rows(quiet: bool) -> "RowsOf":
                 "backoff_perplexity": math.exp(found.backoff.loss),
                 "mixed_perplexity": math.exp(found.mixed),
                 "among": math.exp(found.labels.among),
-                "rank": found.labels.rank,
-                "median_rank": found.labels.median_rank,
-                "mass": found.labels.mass,
-                "backoff_rank": found.backoff.rank,
-                "backoff_median_rank": found.backoff.median_rank,
-                "backoff_mass": found.backoff.mass,
+                **{key: getattr(found.labels, key) for key in RANKS},
+                **{f"backoff_{key}": getattr(found.backoff, key) for key in RANKS},
                 "mass_elsewhere": found.mass_elsewhere,
                 "text_perplexity": found.text.perplexity,
                 "seconds": round(time.monotonic() - start, 3),
@@ -171,7 +168,7 @@ def _lines(row: dict[str, Any]) -> str:
     """Three distributions of the same words, and what the text costs with them as labels."""
 
     def ranks(of: str) -> str:
-        mean, median, mass = (row[f"{of}{key}"] for key in ("rank", "median_rank", "mass"))
+        mean, median, mass = (row[f"{of}{key}"] for key in RANKS)
         return f"mean rank {mean:8,.1f}  median {median:8,.1f}  mass {mass:.4f}"
 
     lines = [

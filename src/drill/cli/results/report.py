@@ -71,7 +71,7 @@ def report(
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
-        check_same_search((each for each in folders if task_of(each) == TRANSLATION), note)
+        check_same_search([each for each in folders if task_of(each) == TRANSLATION], note)
         for folder in folders:
             note(f"reading {folder}")
             if task_of(folder) == TRANSLATION:

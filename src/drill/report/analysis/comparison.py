@@ -1,7 +1,7 @@
 """Compare trained models: loss or accuracy on rare and frequent words, calibration, labels."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,41 +171,41 @@ def stored_bands(run: TranslationRun, say: Say) -> dict[str, list[AccuracyBand]]
     return accuracy_bands(run, run.split(SPLIT)[0].target, read_lines(path), say)
 
 
-def check_same_search(folders: Iterable[Path], say: Say) -> None:
-    """SettingsError where the stored translations of runs were made with different searches."""
-    made = {folder: _decoding_info(RunFolder(folder), say) for folder in folders}
-    for folder, info in made.items():
-        if info is None and len(made) > 1:
+def check_same_search(folders: Sequence[Path], say: Say) -> None:
+    """SettingsError where the stored translations of runs were made with different searches.
+
+    Remarks on translations by unknown searches, or by other weights than those of the run's test.
+    """
+    first: tuple[Path, DecodingInfo] | None = None
+    for folder in folders:
+        run = RunFolder(folder)
+        language = settings_of(run).data["target"]
+        if not run.hypotheses(SPLIT, language).exists():
+            continue  # ``stored_bands`` raises
+        info = read_decoding_info(run, SPLIT, language)
+        if info is None:
+            if len(folders) > 1:
+                say(
+                    f"{folder}: the search that made its translations is unknown, so they may not "
+                    f"be comparable; `{_again(folder)}` makes them again"
+                )
+            continue
+        tested = (run.test_row() or {}).get("weights")
+        if tested not in (None, info.weights):
             say(
-                f"{folder}: the search that made its translations is unknown, so they may not be "
-                f"comparable; `{_again(folder)}` makes them again"
+                f"{folder}: its translations were made with the {info.weights} weights, its test "
+                f"with the {tested} ones; `{_again(folder)}` makes them again"
             )
-    known = [(folder, info) for folder, info in made.items() if info is not None]
-    for folder, info in known[1:]:
-        first, wanted = known[0]
+        first = first or (folder, info)
+        other, wanted = first
         if info.search != wanted.search:
             raise SettingsError(
-                f"translations of {first} were made with {wanted.search}, those of {folder} with "
+                f"translations of {other} were made with {wanted.search}, those of {folder} with "
                 f"{info.search}, so they are not comparable",
                 key="--bands",
                 hint=f"run `{_again(folder)} --beam {wanted.beam} --length-penalty "
                 f"{wanted.length_penalty:g}`",
             )
-
-
-def _decoding_info(run: RunFolder, say: Say) -> DecodingInfo | None:
-    """How translations were made; a remark where the weights are not those of the run's test."""
-    language = settings_of(run).data["target"]
-    if not run.hypotheses(SPLIT, language).exists():  # ``stored_bands`` raises
-        return None
-    made = read_decoding_info(run, SPLIT, language)
-    tested = (run.test_row() or {}).get("weights")
-    if made is not None and tested not in (None, made.weights):
-        say(
-            f"{run.path}: its translations were made with the {made.weights} weights, its test "
-            f"with the {tested} ones; `{_again(run.path)}` makes them again"
-        )
-    return made
 
 
 def _again(folder: Path) -> str:
