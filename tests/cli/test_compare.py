@@ -52,9 +52,10 @@ def test_a_text_is_read_from_a_file(drill, place):
     assert found["tokens"] == 11
     assert (found["difference"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
     assert found["gained"] == found["lost"] == []
-    (place / "mine.txt").write_text("lamp\nis\0lit\n")
-    code, _, err = drill("compare", "runs/tiny", "runs/tiny", "--text", "mine.txt")
-    assert (code, "line 2 has a NUL character" in err) == (1, True)
+    for text, said in {"lamp\nis\0lit\n": "line 2 has a NUL character", "": "no words"}.items():
+        (place / "mine.txt").write_text(text)
+        code, _, err = drill("compare", "runs/tiny", "runs/tiny", "--text", "mine.txt")
+        assert (code, said in err) == (1, True)
 
 
 def test_the_table_names_both_runs(drill):

@@ -199,6 +199,8 @@ def test_a_word_is_added_where_the_label_source_allows_it(models, place, tmp_pat
     tied, added = client.post("/api/add", json=body).json()
     assert (tied["count"], added["count"], len(added["embedding"])) == (None, 0, 7)
     assert client.post("/api/next", json={"runs": [1], "text": "canoe"}).json()["unknown"] == [[]]
+    assert "already" in client.post("/api/add", json=body).json()["error"]
+    assert client.post("/api/add", json={**body, "runs": [0]}).status_code == 400
     body = {"runs": [1], "word": "kayak", "text": "qwrt"}
     assert "kayak" in client.post("/api/add", json=body).json()["error"]
 

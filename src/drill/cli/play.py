@@ -41,7 +41,7 @@ def play(
 
     trained = [path for path in runs if _is_run(path)]
     folders = {path.resolve().parent if path in trained else path for path in runs}
-    app = Server(_players(trained, weights, device), sorted(folders)).app()
+    server = Server(_players(trained, weights, device), sorted(folders))
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -53,10 +53,12 @@ def play(
             ) from None
         typer.echo(f"http://{HOST}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
         config = uvicorn.Config(
-            app, log_level="warning", server_header=False, timeout_graceful_shutdown=1
+            server.app(), log_level="warning", server_header=False, timeout_graceful_shutdown=1
         )
+        running = uvicorn.Server(config)
+        server.stopping = lambda: running.should_exit
         try:
-            uvicorn.Server(config).run(sockets=[listening])
+            running.run(sockets=[listening])
         except KeyboardInterrupt:
             return
 
@@ -81,6 +83,7 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     names = distinct_names(list(found))
     players: list[Player] = []
     for place, path in found.items():
+        typer.echo(f"loading {path}", err=True)
         run = load(path, weights, device)
         if isinstance(run, LanguageModelRun):
             players.append(LanguageModelPlayer(names[place], run))

@@ -320,9 +320,14 @@ def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[A
 def add_word(players: Sequence[LanguageModelPlayer], word: str, gloss: str) -> list[Answer]:
     """Add a word to the runs that can and lack it, then look it up in all."""
     look_up(players, word)  # raises unless it is one word
-    for player in players:
-        if player.adds_words and word.strip() not in player.vocabulary:
-            player.add_word(word.strip(), gloss)
+    able = [player for player in players if player.adds_words]
+    lacking = [player for player in able if word.strip() not in player.vocabulary]
+    if not able:
+        raise SettingsError("no chosen run makes label vectors from descriptions", key="word")
+    if not lacking:
+        raise DataError(f"{word.strip()!r} is in the vocabulary already", key="word")
+    for player in lacking:
+        player.add_word(word.strip(), gloss)
     return look_up(players, word)
 
 

@@ -48,14 +48,19 @@ async function ask(path, body, signal) {
   const message = too_long(body?.text) || too_long(body?.word);
   if (message) throw new Error(message);
   const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
-  return checked(await fetch(`/api/${path}`, { ...options, signal }));
+  const answer = await fetch(`/api/${path}`, { ...options, signal }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("no answer from the server; is drill play still running?");
+  });
+  return checked(answer);
 }
 
 // Answers that come after a newer question of the same kind are dropped.
 const asked = {};
+const SLOW = 300; // milliseconds until the page says that it waits
 async function latest(path, body) {
   asked[path]?.abort();
   const own = (asked[path] = new AbortController());
+  const slow = setTimeout(() => ($("working").hidden = path === "curves"), SLOW);
   try {
     const answer = await (await ask(path, body, own.signal)).json();
     show_error("");
@@ -63,6 +68,9 @@ async function latest(path, body) {
   } catch (error) {
     if (error.name !== "AbortError") show_error(error.message);
     return null;
+  } finally {
+    clearTimeout(slow);
+    if (asked[path] === own) $("working").hidden = true;
   }
 }
 
@@ -87,7 +95,9 @@ function open_tab(tab, focus) {
   history.replaceState(null, "", `#${tab.getAttribute("aria-controls")}`);
   show_error("");
   if (focus) tab.focus();
-  if (tab.id === "tab-training") refresh_curves();
+  const training = tab.id === "tab-training";
+  $("choice").hidden = training || !setup.runs.length; // curves are of all runs
+  if (training) refresh_curves();
 }
 for (const tab of tabs) {
   tab.addEventListener("click", () => open_tab(tab));
@@ -456,7 +466,8 @@ function neighbours(found, run, order) {
     made.append(make("p", {}, `“${found.label}” is not in the vocabulary.`));
     return made;
   }
-  const seen = found.count === null ? "count unknown" : `seen ${found.count.toLocaleString("en")} times in training, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
+  const text = setup.task === "translator" ? "the target text of training" : "training";
+  const seen = found.count === null ? "count unknown" : `seen ${found.count.toLocaleString("en")} times in ${text}, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
   made.append(make("p", {}, `${found.label}: ${seen}`));
   const list = ([word, cosine]) => make("li", {}, link(word), make("span", { class: "note" }, cosine.toFixed(3)));
   made.append(make("div", { class: "columns narrow" },
@@ -501,6 +512,13 @@ setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(),
 
 // ------------------------------------------------------------------------------------------------
 
+function change_runs() { // what is shown is of the runs before
+  $("score-result").hidden = true;
+  for (const id of ["samples", "translations", "word-result"]) $(id).replaceChildren();
+  offer_adding();
+  if (setup.task === "language model") predict();
+}
+
 async function start() {
   setup = await (await ask("runs")).json();
   $("next-heading").textContent = `Next ${setup.unit}`;
@@ -508,8 +526,7 @@ async function start() {
   $("run-a").append(...options());
   $("run-b").append(make("option", { value: "" }, "none"), ...options());
   if (setup.runs.length > 1) $("run-b").value = "1";
-  $("choice").hidden = !setup.runs.length;
-  for (const id of ["run-a", "run-b"]) $(id).addEventListener("change", () => (offer_adding(), !$("write").hidden && predict()));
+  for (const id of ["run-a", "run-b"]) $(id).addEventListener("change", change_runs);
   offer_adding();
   for (const tab of tabs) tab.hidden = "task" in tab.dataset && !(tab.dataset.task === "any" ? setup.task : tab.dataset.task === setup.task);
   const visible = tabs.filter((tab) => !tab.hidden);

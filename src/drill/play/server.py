@@ -77,6 +77,7 @@ class Server:
     def __init__(self, players: Sequence[Player], folders: Sequence[Path]) -> None:
         self.players, self.folders = players, folders
         self.lock = threading.Lock()
+        self.stopping: Callable[[], bool] = lambda: False  # ends samples, which may be long
 
     def runs(self, _: dict[str, Any]) -> Any:
         return {
@@ -132,7 +133,7 @@ class Server:
 
         def lines() -> Iterator[str]:
             try:
-                while True:
+                while not self.stopping():
                     with self.lock:
                         piece = next(pieces, None)
                     if piece is None:

@@ -9,7 +9,7 @@ import typer
 
 from drill.cli.display import Counter, console, plain_table, printable
 from drill.cli.options import DeviceOption, JsonOption, QuietOption
-from drill.errors import SettingsError
+from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from drill.language_modeling.run import LanguageModelRun
@@ -85,6 +85,8 @@ def _language_models(
         ids = runs[0].ids.test
     else:
         ids = vocabulary.encode([line for block in blocks_of_lines(text) for line in block])
+        if len(ids) < 2:
+            raise DataError("has no words; give one sentence per line", key=str(text))
     batch = max(1, min(COLUMNS, len(ids) // TOKENS_PER_COLUMN))
     losses = []
     for run in runs:

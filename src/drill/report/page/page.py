@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import jinja2
 
+from drill.data.text.corpora import WORDS
 from drill.errors import ReportError
 from drill.files import write_output
 from drill.recipes.reader import recipe_names
@@ -361,7 +362,7 @@ def settings_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:
-    """Results by corpus, since perplexities of different texts do not compare."""
+    """Results by corpus, since perplexities of different texts or tokens do not compare."""
     groups: dict[str, list[T]] = {}
     for each in results:
         groups.setdefault(corpus_of(each), []).append(each)
@@ -369,12 +370,18 @@ def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:
 
 
 def corpus_of(result: Result) -> str:
-    """From the settings; older rows of a ledger have none, so from the recipe of their name."""
+    """The corpus, and of language models of subwords their tokenizer: with it perplexities differ.
+
+    From the settings; older rows of a ledger have none, so from the recipe of their name.
+    """
     data = result.settings.get("data")
     name = (result.recipe or "").removesuffix(FINETUNED)
     if not result.settings and name in recipe_names():
         data = recipe(name).data
-    return str(data.get("corpus") or "") if isinstance(data, Mapping) else ""
+    if not isinstance(data, Mapping):
+        return ""
+    corpus, tokenizer = str(data.get("corpus") or ""), data.get("tokenizer", WORDS)
+    return corpus if tokenizer == WORDS else f"{corpus}, subwords {tokenizer}"
 
 
 def _has_seeds(runs: Sequence[RunSummary]) -> bool:

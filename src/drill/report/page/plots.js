@@ -71,7 +71,7 @@ const drill_plots = (() => {
     ...values.flatMap((value) => [rule("grid", left, right, down(value), down(value)), text("tick last", left - 8, down(value) + 4, tick_text(value))]),
     text("axis middle", 13, (top + floor) / 2, label, turned(-90, 13, (top + floor) / 2)),
   ];
-  const box_of = (width) => ({ left: width < 600 ? 54 : 64, right: width - 12, top: 26, height: Math.round(Math.min(420, Math.max(280, 0.45 * width))) });
+  const box_of = (width) => ({ left: width < 600 ? 66 : 76, right: width - 12, top: 26, height: Math.round(Math.min(420, Math.max(280, 0.45 * width))) });
 
   // linear: linear axes first, and no value is cut off.
   // plot: {title, x, y, whole, linear, lines: [{name, look, points: [[x, y]], band: [[x, low, high]], ring: [x, y]}]}
@@ -93,11 +93,15 @@ const drill_plots = (() => {
       const pointer = (event) => event.clientX - this.svg.getBoundingClientRect().left;
       this.svg = svg("svg", {
         class: "plot live", role: "img", tabindex: 0,
-        pointerdown: (event) => { this.svg.setPointerCapture(event.pointerId); this.brush = [pointer(event), pointer(event)]; },
+        pointerdown: (event) => { // a finger reads values, the mouse draws what to zoom to
+          if (event.pointerType === "touch") return this.point_at(pointer(event));
+          this.svg.setPointerCapture(event.pointerId);
+          this.brush = [pointer(event), pointer(event)];
+        },
         pointermove: (event) => { if (this.brush) this.brush[1] = pointer(event); this.point_at(pointer(event)); },
         pointerup: () => this.end_brush(),
         pointercancel: () => { this.brush = null; },
-        pointerleave: () => { this.cursor = null; this.draw(); },
+        pointerleave: (event) => { if (event.pointerType !== "touch") this.cursor = null; this.draw(); },
         dblclick: () => this.set_zoom(null),
         keydown: (event) => this.key(event),
       });

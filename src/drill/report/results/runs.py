@@ -66,7 +66,7 @@ class RunFigures:
     layer: str | None
     parameters: int | None
     seed: int | None
-    epochs: int
+    epochs: float  # whole, unless the run ended inside one
     best_epoch: int | None
     valid: float | None
     test: float | None
@@ -171,7 +171,7 @@ def read_run(folder: Path | str) -> RunSummary:
         layer=layer_name(settings.get("layer")),
         parameters=environment.get("parameters"),
         seed=environment.get("seed"),
-        epochs=curve[-1].epoch if curve else 0,
+        epochs=_rounded(curve[-1].done) if curve else 0,
         **_best(curve, test),
         bleu=as_finite(test.get("test_bleu")),
         scores=_scores(test),
@@ -288,6 +288,10 @@ def _epochs_done(row: Mapping[str, Any]) -> float:
     """A row inside an epoch is at ``position`` of the ``epoch_size``."""
     inside = row["kind"] != "epoch" and "epoch_size" in row
     return float(row["epoch"] - 1 + row["position"] / row["epoch_size"] if inside else row["epoch"])
+
+
+def _rounded(epochs: float) -> float:
+    return int(epochs) if epochs.is_integer() else round(epochs, 2)
 
 
 def _without_repeated(validations: Iterable[Validation], key: str) -> list[Validation]:

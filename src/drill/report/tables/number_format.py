@@ -26,7 +26,7 @@ def change(value: float | None, decimals: int = 1) -> str:
     return text if any(digit in "123456789i" for digit in text) else text[1:]
 
 
-def count(value: int | None) -> str:
+def count(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,}"
 
 
