@@ -2,14 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from drill.errors import DataError, SettingsError
-
-if TYPE_CHECKING:
-    from drill.data import ParallelSplits
 
 DEFAULT = ("en", "de")  # languages of the recipes
 
@@ -128,7 +125,12 @@ def data(
         first, second = pairs or DEFAULT
         text = read_parallel_corpus(corpus, source=first, target=second)
         of = f"{first} to {second}, " if pairs else ""
-        shown.print(f"{corpus}: {of}{_counted(text)}", soft_wrap=True)
+        sizes = "  ".join(f"{split} {len(each):,}" for split, each in text._asdict().items())
+        words = "  ".join(
+            f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
+            for side in ("source", "target")
+        )
+        shown.print(f"{corpus}: {of}pairs {sizes}; training words {words}", soft_wrap=True)
         return
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
         raise DataError(
@@ -153,12 +155,3 @@ def data(
         *([] if remark is None else [remark]),
     ):
         shown.print(line, soft_wrap=True)
-
-
-def _counted(text: "ParallelSplits") -> str:
-    pairs = "  ".join(f"{split} {len(each):,}" for split, each in text._asdict().items())
-    words = "  ".join(
-        f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
-        for side in ("source", "target")
-    )
-    return f"pairs {pairs}; training words {words}"

@@ -120,7 +120,8 @@ class StudyRunner:
         for job in list(self.left):
             if len(self.running) == self.parallel:
                 return
-            if self._is_ready(job) and self._fits(job):
+            ends = time.monotonic() + 60 * (self.states.minutes(job) or 0.0)
+            if self._is_ready(job) and ends <= self.deadline:
                 self.tried.add(job)
                 self.left.remove(job)
                 self._launch(job)
@@ -132,9 +133,6 @@ class StudyRunner:
             return True
         busy = any(each.job.run == source.run and each.job.trains for each in self.running)
         return source not in self.left and not busy and self.states.has_weights(source)
-
-    def _fits(self, job: Job) -> bool:
-        return time.monotonic() + 60 * (self.states.minutes(job) or 0.0) <= self.deadline
 
     def _launch(self, job: Job) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)

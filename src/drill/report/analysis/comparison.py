@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from drill.language_modeling.evaluation.frequency_bands import (
     excluded_words,
     frequency_bands,
 )
-from drill.language_modeling.generation import generate
 from drill.language_modeling.run import LanguageModelRun
 from drill.report.analysis.label_vectors import (
     label_norms,
@@ -73,8 +73,10 @@ class Compared:
         if bands:
             self._add_bands(name, run)
         if samples:
-            prompts = (self.prompts[i % len(self.prompts)] for i in range(samples))
-            self.samples[name] = [_sample(run, prompt, i) for i, prompt in enumerate(prompts)]
+            self.samples[name] = []
+            for seed, prompt in zip(range(samples), cycle(self.prompts), strict=False):
+                text = run.generate(prompt, max_new_tokens=40, temperature=0.8, seed=seed)
+                self.samples[name].append(text.split("\n")[0] if prompt else text)
 
     def _add_bands(self, name: str, run: LanguageModelRun) -> None:
         vocabulary, ids = run.vocabulary, run.ids.test
@@ -117,15 +119,6 @@ class Compared:
         self.texts.append(TextBands({}, left_out=left_out))
         self._first.append((vocabulary, targets, losses))
         return self.texts[-1], losses
-
-
-def _sample(run: LanguageModelRun, prompt: str, seed: int) -> str:
-    """The line that begins with ``prompt``."""
-    pieces = generate(
-        run.model, run.vocabulary, prompt=prompt, tokens=40, temperature=0.8, seed=seed
-    )
-    text = prompt + "".join(pieces)
-    return text.split("\n")[0] if prompt else text
 
 
 def _label(name: str, vocabulary: Vocabulary, word: str) -> int:

@@ -112,7 +112,8 @@ def write_report(
     look = run_looks(found, [*(name for text in texts for name in text.models), *samples])
     faults = [each for run in found for each in (*run.faults, *run.remarks)]
     trained = [*by_corpus([run for run in found if run.curve]).items()]
-    timed = [*by_corpus([run for run in found if _has_times(run)]).items()]
+    several = [run for run in found if sum(each.done > 0 for each in run.points) > 1]
+    timed = [*by_corpus(several).items()]  # one validation is no curve
     read = [(_corpora_and_models(text.models, found), text) for text in texts]
     sections = [
         Section("results", "Results", [*_results(found)]),
@@ -263,11 +264,6 @@ def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Bloc
         best = min(y for (curve,) in curves.values() for _, y in curve.seconds if y > 0.0)
         caption = "Time to the first validation at or below a perplexity"
         yield "table", (caption, time_table(runs, milestones(best)))
-
-
-def _has_times(run: RunSummary) -> bool:
-    """A run with one validation has one time only."""
-    return sum(each.done > 0 for each in run.points) > 1
 
 
 def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
