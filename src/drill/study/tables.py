@@ -174,7 +174,7 @@ def _mean_cell(values: Iterable[float | None], score: str) -> str:
         return DASH
     error, decimals = standard_error(known), DECIMALS.get(score, 2)
     middle = f"{mean(known):.{decimals}f}" if score in DECIMALS else numbers.perplexity(mean(known))
-    return f"{middle} ± {DASH if error is None else f'{error:.{decimals}f}'}"
+    return middle if error is None else f"{middle} ± {error:.{decimals}f}"
 
 
 def _difference_cells(
@@ -192,7 +192,7 @@ def _difference_cells(
     decimals = DECIMALS.get(score, 2)
     middle = numbers.change(found.mean, decimals)
     if found.half is None or found.p is None:
-        return f"{middle} ({DASH})", DASH
+        return middle, DASH
     low, high = (numbers.change(found.mean + side, decimals) for side in (-found.half, found.half))
     return f"{middle} ({low} to {high})", "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
 
