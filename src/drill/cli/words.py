@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +22,7 @@ from drill.cli.options import (
 from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    from drill.cli.evaluation.language_model import EvaluatedText, RowsOf
+    from drill.cli.evaluation.language_model import Evaluation
     from drill.language_modeling.run import LanguageModelRun
 
 NEAREST = 5
@@ -66,12 +65,12 @@ def words(
     """
     new = _pairs(add or [], glosses or []) | (_read(file) if file is not None else {})
     if not new:
-        from drill.cli.evaluation.language_model import Evaluation
+        from drill.cli.evaluation.language_model import evaluation
 
         if out is not None or score is not None:
             raise SettingsError("needs words: --add or --file", key="--out" if out else "--score")
-        shared = (run, split, None, weights, None, device, as_json, quiet)
-        Evaluation(*shared).run(_held_out_rows(quiet))
+        with evaluation(run, split, None, weights, None, device, as_json) as found:
+            _score_held_out(found, quiet)
         return
     if split is not None:
         raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
@@ -122,46 +121,41 @@ def _nearest(run: "LanguageModelRun", word: str) -> list[str]:
     return [each for each, _ in found.embedding]
 
 
-def _held_out_rows(quiet: bool) -> "RowsOf":
-    """Rows of the words that data.held_out has removed from training."""
+def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
     from drill.cli.display import Counter
     from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
 
-    def rows(
-        run: "LanguageModelRun", texts: "Sequence[EvaluatedText]", autocast: Any
-    ) -> Iterator[tuple[dict[str, Any], str]]:
-        added = held_out_run(run)
-        for text in texts:
-            start = time.monotonic()
-            with Counter(f"held-out words, {text.name}", quiet) as progress:
-                found = score_held_out(
-                    run,
-                    added,
-                    getattr(added.ids, text.name),
-                    batch_size=text.batch_size,
-                    autocast=autocast,
-                    progress=progress,
-                )
-            row = {
-                "kind": "words",
-                **text.row,
-                "types": found.types,
-                "tokens": found.labels.tokens,
-                "loss": found.labels.loss,
-                "perplexity": math.exp(found.labels.loss),
-                "backoff_perplexity": math.exp(found.backoff.loss),
-                "mixed_perplexity": math.exp(found.mixed),
-                "among": math.exp(found.labels.among),
-                **{key: getattr(found.labels, key) for key in RANKS},
-                **{f"backoff_{key}": getattr(found.backoff, key) for key in RANKS},
-                "mass_elsewhere": found.mass_elsewhere,
-                "text_perplexity": found.text.perplexity,
-                "seconds": round(time.monotonic() - start, 3),
-                "batch_size": text.batch_size,
-            }
-            yield row, _lines(row)
-
-    return rows
+    run, texts, autocast, add = evaluation
+    added = held_out_run(run)
+    for text in texts:
+        start = time.monotonic()
+        with Counter(f"held-out words, {text.name}", quiet) as progress:
+            found = score_held_out(
+                run,
+                added,
+                getattr(added.ids, text.name),
+                batch_size=text.batch_size,
+                autocast=autocast,
+                progress=progress,
+            )
+        row = {
+            "kind": "words",
+            **text.row,
+            "types": found.types,
+            "tokens": found.labels.tokens,
+            "loss": found.labels.loss,
+            "perplexity": math.exp(found.labels.loss),
+            "backoff_perplexity": math.exp(found.backoff.loss),
+            "mixed_perplexity": math.exp(found.mixed),
+            "among": math.exp(found.labels.among),
+            **{key: getattr(found.labels, key) for key in RANKS},
+            **{f"backoff_{key}": getattr(found.backoff, key) for key in RANKS},
+            "mass_elsewhere": found.mass_elsewhere,
+            "text_perplexity": found.text.perplexity,
+            "seconds": round(time.monotonic() - start, 3),
+            "batch_size": text.batch_size,
+        }
+        add(row, _lines(row))
 
 
 def _lines(row: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,7 +64,7 @@ def dynamic(
     The weights adapt to the text while it is read, by gradient steps on every segment (Krause et
     al. 2018). Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluation.language_model import Evaluation, perplexity_row
+    from drill.cli.evaluation.language_model import evaluation, perplexity_row
     from drill.language_modeling.evaluation.dynamic_evaluation import (
         check_dynamic_settings,
         dynamic_perplexity,
@@ -84,13 +85,10 @@ def dynamic(
     with as_settings_error():
         check_dynamic_settings(lr, decay, epsilon, DYNAMIC_NAMES)
     options: dict[str, Any] = {"epsilon": epsilon, "bptt": segment_length}
-
-    def rows(
-        run: "LanguageModelRun", texts: "Sequence[EvaluatedText]", autocast: Any
-    ) -> Iterator[tuple[dict[str, Any], str]]:
-        """Gradient statistics and searches are saved in the run folder."""
-        _check_carries_state("dynamic evaluation", run)
-        start, folder, tokens = time.monotonic(), run.folder.path, len(run.ids.train)
+    shared = (run, split, text, weights, precision, device, as_json)
+    with evaluation(*shared, dynamic=True) as (trained, texts, _, add):
+        _check_carries_state("dynamic evaluation", trained)
+        start, folder, tokens = time.monotonic(), trained.folder.path, len(trained.ids.train)
         size = statistics_columns(tokens, segment_length)
         if size < COLUMNS:
             note(
@@ -100,8 +98,8 @@ def dynamic(
             )
         with Counter("gradient statistics", quiet) as progress:
             statistics = gradient_statistics(
-                run.model,
-                run.ids.train,
+                trained.model,
+                trained.ids.train,
                 batch_size=size,
                 bptt=segment_length,
                 progress=progress,
@@ -112,8 +110,8 @@ def dynamic(
             try:
                 with Counter("search on validation", quiet) as progress:
                     found = dynamic_search(
-                        run.model,
-                        run.ids.valid,
+                        trained.model,
+                        trained.ids.valid,
                         statistics,
                         **options,
                         limit=limit,
@@ -130,14 +128,11 @@ def dynamic(
         for each in texts:
             with Counter(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_perplexity(
-                    run.model, each.ids, statistics, **rates, **options, progress=progress
+                    trained.model, each.ids, statistics, **rates, **options, progress=progress
                 )
-            yield perplexity_row("dynamic", each, scored, start, settings)
+            add(*perplexity_row("dynamic", each, scored, start, settings))
             start = time.monotonic()
         _note_batch_size(run, texts, as_json)
-
-    shared = (run, split, text, weights, precision, device, as_json, quiet)
-    Evaluation(*shared).run(rows, dynamic=True)
 
 
 def cache(
@@ -170,7 +165,7 @@ def cache(
     The prediction is mixed with one from recent words in similar contexts (Grave et al. 2017).
     Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluation.language_model import Evaluation, perplexity_row
+    from drill.cli.evaluation.language_model import evaluation, perplexity_row
     from drill.language_modeling.evaluation.cache_pointer import (
         cache_perplexity,
         cache_search,
@@ -182,16 +177,14 @@ def cache(
     with as_settings_error():
         check_cache_settings(window, [theta], [lambda_], CACHE_NAMES)
     options: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
-
-    def rows(
-        run: "LanguageModelRun", texts: "Sequence[EvaluatedText]", autocast: Any
-    ) -> Iterator[tuple[dict[str, Any], str]]:
-        _check_carries_state("the cache pointer", run)
+    shared = (run, split, text, weights, precision, device, as_json)
+    with evaluation(*shared) as (trained, texts, autocast, add):
+        _check_carries_state("the cache pointer", trained)
         options["autocast"] = autocast
         mixture: dict[str, Any] = {"theta": theta, "lamb": lambda_}
         if search:
             with Counter("search on validation", quiet) as progress:
-                found = cache_search(run.model, run.ids.valid, **options, progress=progress)
+                found = cache_search(trained.model, trained.ids.valid, **options, progress=progress)
             mixture = {key: found.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lamb']:g}")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lamb"]}
@@ -200,13 +193,10 @@ def cache(
             start = time.monotonic()
             with Counter(f"cache, {each.name}", quiet) as progress:
                 scored = cache_perplexity(
-                    run.model, each.ids, **mixture, **options, progress=progress
+                    trained.model, each.ids, **mixture, **options, progress=progress
                 )
-            yield perplexity_row("cache", each, scored, start, settings)
+            add(*perplexity_row("cache", each, scored, start, settings))
         _note_batch_size(run, texts, as_json)
-
-    shared = (run, split, text, weights, precision, device, as_json, quiet)
-    Evaluation(*shared).run(rows)
 
 
 def _check_tuned(names: list[str], *tuned: str) -> None:
@@ -229,13 +219,10 @@ def _check_carries_state(what: str, run: "LanguageModelRun") -> None:
         )
 
 
-def _note_batch_size(
-    run: "LanguageModelRun", texts: "Sequence[EvaluatedText]", as_json: bool
-) -> None:
+def _note_batch_size(run: Path, texts: "Sequence[EvaluatedText]", as_json: bool) -> None:
     for text in texts:
         if text.batch_size != 1 and not as_json:
-            folder = str(run.folder.path)
-            words = ["drill", "evaluate", folder, *text.options, "--batch-size", "1"]
+            words = ["drill", "evaluate", str(run), *text.options, "--batch-size", "1"]
             note(
                 f"{text.name}: training and `drill evaluate` use batch size {text.batch_size}, "
                 f"this 1; compare with `{shlex.join(words)}`"

@@ -3,7 +3,8 @@
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from drill.cli.display import Counter, note
-from drill.cli.evaluation.rows import Row, print_and_save, text_name
+from drill.cli.evaluation.rows import Row, Rows, text_name
 from drill.cli.generate import note_if_unk_is_untrained
 from drill.cli.options import Precision, Split, Weights, as_settings_error, load_language_model
 from drill.data import EOS, UNK
@@ -43,50 +44,58 @@ class EvaluatedText(NamedTuple):
     options: tuple[str, ...]
 
 
-RowsOf = Callable[
-    [LanguageModelRun, Sequence[EvaluatedText], torch.dtype | None], Iterator[tuple[Row, str]]
-]
-"""(run, texts, autocast) -> rows, and how each is printed"""
+class Evaluation(NamedTuple):
+    """What a command evaluates; ``add`` prints and saves a row and its text."""
+
+    run: LanguageModelRun
+    texts: list[EvaluatedText]
+    autocast: torch.dtype | None
+    add: Callable[[Row, str], None]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The options that all commands have."""
+@contextmanager
+def evaluation(
+    folder: Path,
+    split: Sequence[Split] | None,
+    text: Path | None,
+    weights: Weights | None,
+    precision: Precision | None,
+    device: str,
+    as_json: bool,
+    *,
+    dynamic: bool = False,
+) -> Iterator[Evaluation]:
+    """A block with the precision of the run; that of dynamic evaluation is never bfloat16.
 
-    folder: Path
-    split: Sequence[Split] | None
-    text: Path | None
-    weights: Weights | None
-    precision: Precision | None
-    device: str
-    as_json: bool
-    quiet: bool
+    An infinite perplexity is an error at its end.
+    """
+    run = load_language_model(folder, weights, device)
+    place = torch.device(next(run.model.parameters()).device)
+    chosen: Any = precision or run.settings.training["precision"]
+    if dynamic:
+        chosen = for_dynamic_evaluation(chosen, place)
+    with matmul_precision(chosen, place) as autocast, as_settings_error():
+        rows = Rows(run, resolve_precision(chosen, place), as_json)
+        yield Evaluation(run, _texts(run, split, text), autocast, rows.add)
+        rows.check_finite()
 
-    def run(self, rows_of: RowsOf, *, dynamic: bool = False) -> None:
-        """Print and save rows; those of dynamic evaluation are never in bfloat16."""
-        run = load_language_model(self.folder, self.weights, self.device)
-        device = torch.device(next(run.model.parameters()).device)
-        precision: Any = self.precision or run.settings.training["precision"]
-        if dynamic:
-            precision = for_dynamic_evaluation(precision, device)
-        with matmul_precision(precision, device) as autocast, as_settings_error():
-            rows = rows_of(run, self._texts(run), autocast)
-            print_and_save(run, resolve_precision(precision, device), rows, self.as_json)
 
-    def _texts(self, run: LanguageModelRun) -> list[EvaluatedText]:
-        sizes = run.settings.training
-        if self.text is not None:
-            return [_own_text(run, self.text, sizes["test_batch_size"])]
-        return [
-            EvaluatedText(
-                split.value,
-                getattr(run.ids, split),
-                sizes["test_batch_size" if split is Split.test else "valid_batch_size"],
-                {"split": split.value},
-                ("--split", split.value),
-            )
-            for split in self.split or (Split.valid, Split.test)
-        ]
+def _texts(
+    run: LanguageModelRun, splits: Sequence[Split] | None, text: Path | None
+) -> list[EvaluatedText]:
+    sizes = run.settings.training
+    if text is not None:
+        return [_own_text(run, text, sizes["test_batch_size"])]
+    return [
+        EvaluatedText(
+            split.value,
+            getattr(run.ids, split),
+            sizes["test_batch_size" if split is Split.test else "valid_batch_size"],
+            {"split": split.value},
+            ("--split", split.value),
+        )
+        for split in splits or (Split.valid, Split.test)
+    ]
 
 
 def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedText:
@@ -106,44 +115,40 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
     return EvaluatedText(str(path), ids, batch_size, row, ("--text", str(path)))
 
 
-def plain_rows(batch_size: int | None, losses: Path | None, words: bool, quiet: bool) -> RowsOf:
-    """Rows of the model as it is.
+def evaluate_as_is(
+    evaluation: Evaluation, batch_size: int | None, losses: Path | None, words: bool, quiet: bool
+) -> None:
+    """`drill evaluate`: the model as it is.
 
     Args:
         losses: a file for -log p of every token.
         words: add the loss by frequency.
     """
-
-    def rows(
-        run: LanguageModelRun, texts: Sequence[EvaluatedText], autocast: torch.dtype | None
-    ) -> Iterator[tuple[Row, str]]:
-        vocabulary, corpus = run.vocabulary, run.settings.data["corpus"]
-        for text in texts:
-            start = time.monotonic()
-            with Counter(text.name, quiet) as progress:
-                found, values, targets = evaluated(
-                    run.model,
-                    text.ids,
-                    bptt=run.settings.training["bptt"],
-                    autocast=autocast,
-                    batch_size=batch_size or text.batch_size,
-                    token_bytes=vocabulary.token_bytes,
-                    progress=progress,
-                )
-            if losses is not None:
-                content = io.BytesIO()  # np.save does not write into pipes
-                np.save(content, reading_order(values).numpy())
-                write_output(losses, content.getvalue())
-            row, line = perplexity_row("plain", text, found, start)
-            if words:
-                bands = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
-                row["bands"] = [asdict(band) for band in bands]
-                left_out = excluded_words(vocabulary, corpus)
-                table = bands_table(TextBands({"loss": bands}, left_out=left_out))
-                line += f"\n\n{table.markdown()}"
-            yield row, line
-
-    return rows
+    run, texts, autocast, add = evaluation
+    vocabulary, corpus = run.vocabulary, run.settings.data["corpus"]
+    for text in texts:
+        start = time.monotonic()
+        with Counter(text.name, quiet) as progress:
+            found, values, targets = evaluated(
+                run.model,
+                text.ids,
+                bptt=run.settings.training["bptt"],
+                autocast=autocast,
+                batch_size=batch_size or text.batch_size,
+                token_bytes=vocabulary.token_bytes,
+                progress=progress,
+            )
+        if losses is not None:
+            content = io.BytesIO()  # np.save does not write into pipes
+            np.save(content, reading_order(values).numpy())
+            write_output(losses, content.getvalue())
+        row, line = perplexity_row("plain", text, found, start)
+        if words:
+            bands = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
+            row["bands"] = [asdict(band) for band in bands]
+            table = TextBands({"loss": bands}, left_out=excluded_words(vocabulary, corpus))
+            line += f"\n\n{bands_table(table).markdown()}"
+        add(row, line)
 
 
 def perplexity_row(

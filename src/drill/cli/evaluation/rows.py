@@ -1,7 +1,6 @@
 """Rows of RUN/evaluations.jsonl: printed, saved and checked."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import typer
@@ -21,29 +20,31 @@ HINTS = {
 }
 
 
-def print_and_save(
-    run: LanguageModelRun | TranslationRun,
-    precision: str,
-    rows: Iterable[tuple[Row, str]],
-    as_json: bool,
-) -> None:
-    """Print every row, as JSON or as its text, and append it to the run's evaluations.
+class Rows:
+    """Prints rows as JSON or as their text, and appends them to the run's evaluations."""
 
-    An infinite perplexity is a result too, but an error at the end.
-    """
-    infinite = None
-    for found, text in rows:
-        row = {"run": str(run.folder.path), **run.origin.row(), "precision": precision, **found}
-        typer.echo(json_row(row) if as_json else text)
-        run.folder.keep_evaluation(row)  # printed first: a full disk loses no result
+    def __init__(
+        self, run: LanguageModelRun | TranslationRun, precision: str, as_json: bool
+    ) -> None:
+        self.folder, self.as_json = run.folder, as_json
+        self.about = {"run": str(run.folder.path), **run.origin.row(), "precision": precision}
+        self.infinite: Row | None = None
+
+    def add(self, found: Row, text: str) -> None:
+        row = {**self.about, **found}
+        typer.echo(json_row(row) if self.as_json else text)
+        self.folder.keep_evaluation(row)  # printed first: a full disk loses no result
         if not math.isfinite(row["perplexity"]):
-            infinite = infinite or row
-    if infinite is not None:
-        hint = HINTS.get(infinite["kind"], ZERO_PROBABILITY)
-        raise SettingsError(
-            f"the perplexity is infinite (loss {infinite['loss']:.4g}): {hint}",
-            key=f"{infinite['kind']} {text_name(infinite)}",
-        )
+            self.infinite = self.infinite or row
+
+    def check_finite(self) -> None:
+        """An infinite perplexity is a result too, but an error at the end."""
+        if (row := self.infinite) is not None:
+            hint = HINTS.get(row["kind"], ZERO_PROBABILITY)
+            raise SettingsError(
+                f"the perplexity is infinite (loss {row['loss']:.4g}): {hint}",
+                key=f"{row['kind']} {text_name(row)}",
+            )
 
 
 def text_name(row: Row) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from drill.cli.display import Counter, note
-from drill.cli.evaluation.rows import Row, print_and_save, text_name
+from drill.cli.evaluation.rows import Row, Rows, text_name
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.errors import SettingsError
 from drill.report.analysis.comparison import accuracy_bands
@@ -57,55 +57,53 @@ def evaluate_translation(
     language = run.settings.data["target"]
     chosen: Any = precision or run.settings.training["precision"]
     options = {"precision": chosen, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
-
-    def rows() -> Iterator[tuple[Row, str]]:
-        for split, text, pairs in _texts(run, splits):
-            start = time.monotonic()
-            with (
-                run.search(beam, **options) as search,
-                Counter(split, quiet) as progress,
-                out_of_memory_hint(
-                    f"the evaluation of {run.folder.path}",
-                    "take a smaller --batch-tokens or --beam",
-                ),
-            ):
-                found = translated(
-                    run.model,
-                    run.subwords,
-                    text,
-                    pairs,
-                    search,
-                    language=language,
-                    tokenize=tokenize,
-                    progress=progress,
-                )
-            made = DecodingInfo(search.beam, search.length_penalty, run.weights)
-            files = splits._asdict() if isinstance(splits, Files) else {}
-            row = {
-                "kind": "translation",
-                "split": OWN_FILES if files else split,  # a file may be called test too
-                **{name: str(path) for name, path in files.items()},
-                "lines": len(text),
-                "tokens": found.fit.tokens,
-                "loss": found.fit.loss,
-                "perplexity": found.fit.perplexity,
-                **{key: getattr(found.scores, key) for key in SCORES},
-                "exact": found.exact,
-                "beam": made.beam,
-                "length_penalty": made.length_penalty,
-                "seconds": round(time.monotonic() - start, 3),
-            }
-            shown = _line(row, run.weights)
-            bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
-            for kind, each in bands.items():
-                row[f"{kind}_bands"] = [asdict(band) for band in each]
-                shown += f"\n\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}"
-            yield row, shown
-            if not files:
-                save_hypotheses(run.folder, split, language, found.hypotheses, made)
-
     used = resolve_precision(chosen, torch.device(next(run.model.parameters()).device))
-    print_and_save(run, used, rows(), as_json)
+    rows = Rows(run, used, as_json)
+    for split, text, pairs in _texts(run, splits):
+        start = time.monotonic()
+        with (
+            run.search(beam, **options) as search,
+            Counter(split, quiet) as progress,
+            out_of_memory_hint(
+                f"the evaluation of {run.folder.path}",
+                "take a smaller --batch-tokens or --beam",
+            ),
+        ):
+            found = translated(
+                run.model,
+                run.subwords,
+                text,
+                pairs,
+                search,
+                language=language,
+                tokenize=tokenize,
+                progress=progress,
+            )
+        made = DecodingInfo(search.beam, search.length_penalty, run.weights)
+        files = splits._asdict() if isinstance(splits, Files) else {}
+        row = {
+            "kind": "translation",
+            "split": OWN_FILES if files else split,  # a file may be called test too
+            **{name: str(path) for name, path in files.items()},
+            "lines": len(text),
+            "tokens": found.fit.tokens,
+            "loss": found.fit.loss,
+            "perplexity": found.fit.perplexity,
+            **{key: getattr(found.scores, key) for key in SCORES},
+            "exact": found.exact,
+            "beam": made.beam,
+            "length_penalty": made.length_penalty,
+            "seconds": round(time.monotonic() - start, 3),
+        }
+        shown = _line(row, run.weights)
+        bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
+        for kind, each in bands.items():
+            row[f"{kind}_bands"] = [asdict(band) for band in each]
+            shown += f"\n\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}"
+        rows.add(row, shown)
+        if not files:
+            save_hypotheses(run.folder, split, language, found.hypotheses, made)
+    rows.check_finite()
 
 
 def _texts(
