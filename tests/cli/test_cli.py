@@ -97,6 +97,32 @@ def test_help_and_lists_need_no_torch(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("layers >&-", 1, "standard output is closed"),
+        ("score nowhere <&-", 1, "nowhere: "),
+        ("layers 2>&- <&-", 0, ""),
+    ],
+)
+def test_closed_streams(words, status, said):
+    command = f"{sys.executable} -m drill {words}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == status
+    assert len(done.stderr.splitlines()) == (status != 0)
+    assert said in done.stderr
+
+
+def test_a_deleted_working_folder(tmp_path):
+    (tmp_path / "gone").mkdir()
+    command = f"rmdir {tmp_path / 'gone'} && {sys.executable} -P -m drill recipes"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, cwd=tmp_path / "gone"
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("drill: the current folder")
+
+
 def test_the_docs_show_what_the_command_prints():
     readme = (Path(__file__).parents[2] / "docs/README.md").read_text()
     shown = readme.split("$ drill layers\n")[1].split("```")[0]

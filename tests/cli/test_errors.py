@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.cli.display import CPU_MEMORY, as_drill_error, printable
+from drill.cli.display import CPU_MEMORY, as_drill_error, one_line
 from drill.errors import DataError, DrillError, OutOfMemory, SettingsError
 from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError
@@ -48,7 +48,7 @@ def test_a_drill_error_has_a_key_a_message_and_a_hint():
 def test_what_a_user_can_act_on(error, kind, words):
     known = as_drill_error(error)
     assert type(known) is kind
-    assert str(known).startswith(words)
+    assert one_line(known).startswith(words)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a size of 3"), AssertionError(), KeyError("key")])
@@ -60,13 +60,24 @@ def test_anything_else_is_a_bug(drill, monkeypatch, error):
 
     monkeypatch.setattr("drill.language_modeling.run.language_model", fail)
     code, out, err = drill(*TINY, "--name", "bug")
+    last = err.splitlines()[-1]
     assert (code, out) == (70, "")
-    assert "Traceback (most recent call last)" in err
-    assert err.splitlines()[-1].startswith(f"drill: {type(error).__name__}: ")
+    assert last.startswith(f"drill: {type(error).__name__}: ")
+    assert "this is a bug" in last
+    saved = Path(last.split()[-1])
+    assert saved.read_text().startswith("Traceback (most recent call last)")
+    saved.unlink()
 
 
-def test_messages_are_printable_lines():
-    assert printable("a\n\x1b[31m\udcff é") == "a\\n\\x1b[31m\\udcff é"
+def test_messages_are_one_line_of_bounded_length():
+    error = SettingsError(f"{'x' * 1000}\n\x1b[31m\udcff {'y z ' * 300!r} é")
+    text = one_line(error)
+    assert len(text) < 400
+    assert text.isprintable()
+    assert "\\n\\x1b[31m\\udcff" in text
+    assert text.endswith("é")
+    for path in ("/a" * 90, "naïve.txt"):  # these stay
+        assert path in one_line(SettingsError(f"{path}: is missing"))
 
 
 @pytest.mark.parametrize(

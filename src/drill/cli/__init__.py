@@ -3,12 +3,14 @@
 import os
 import re
 import sys
-import traceback
+
+from drill import __version__
 
 
 def main() -> None:
     """Run the command and exit: 0, 1 (a DrillError), 2 (usage), 70 (a bug), 130 (Ctrl-C)."""
     try:
+        _check_surroundings()
         try:
             _run()
         finally:  # what is still buffered may find the pipe closed too
@@ -22,17 +24,17 @@ def main() -> None:
             _leave_closed_pipe()
         raise
     except Exception as error:
-        from drill.cli.display import as_drill_error, note
+        from drill.cli.display import as_drill_error, bug_line, one_line
 
-        if (known := as_drill_error(error)) is not None:
-            note(f"drill: {known}")
-            sys.exit(1)
-        traceback.print_exception(error)
-        note(f"drill: {type(error).__name__}: {error}; this is a bug in drill, please report it")
-        sys.exit(70)
+        known = as_drill_error(error)
+        print(f"drill: {one_line(known) if known else bug_line(error)}", file=sys.stderr)
+        sys.exit(1 if known else 70)
 
 
 def _run() -> None:
+    if sys.argv[1:] == ["--version"]:  # needs no typer
+        print(f"drill {__version__}")
+        return
     # Threads that sleep while they wait leave the cores to other programs. OpenMP reads this once,
     # when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -49,6 +51,20 @@ def _check_changes() -> None:
     for option, _, extra in zip(sys.argv, sys.argv[1:], sys.argv[2:], strict=False):
         if option == "--set" and re.match(r"\w+\.[\w.]+=", extra):
             raise SettingsError("every change needs its own --set", hint=f"write --set {extra}")
+
+
+def _check_surroundings() -> None:
+    """Closed standard input and error (`<&-`, `2>&-`) become /dev/null."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.exit("drill: standard output is closed; redirect it, for example with >/dev/null")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("drill: the current folder no longer exists; change to another one")
 
 
 def _leave_closed_pipe() -> None:

@@ -1,6 +1,9 @@
 """What commands print: progress (a bar on a terminal, lines elsewhere), remarks and errors."""
 
+import re
 import sys
+import tempfile
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -122,6 +125,7 @@ def note(line: str) -> None:
 # -- errors ---------------------------------------------------------------------------------------
 
 CPU_MEMORY = "DefaultCPUAllocator: "  # in torch's message, whose class is a plain RuntimeError
+LONGEST = 200  # characters of a value in a message
 
 
 def as_drill_error(error: Exception) -> DrillError | None:
@@ -147,6 +151,12 @@ def _out_of_memory(kind: str, cause: str) -> OutOfMemory:
     )
 
 
+def one_line(error: Exception) -> str:
+    """The message with long values shortened and control characters escaped."""
+    values = rf"'[^']{{{LONGEST},}}'|\S{{{LONGEST},}}"
+    return printable(re.sub(values, lambda m: f"{m[0][:80]}...{m[0][-40:]}", str(error)))
+
+
 def printable(text: str) -> str:
     """``text`` without control characters and lone surrogates: ``\\n`` instead of a line break."""
     return "".join(
@@ -155,3 +165,17 @@ def printable(text: str) -> str:
         else each
         for each in text
     )
+
+
+def bug_line(error: Exception) -> str:
+    """What failed and where the traceback is saved, or the traceback if it cannot be saved."""
+    trace = "".join(traceback.format_exception(error))
+    what = f"{type(error).__name__}: {one_line(error)}; this is a bug in drill, please report it"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="drill-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(trace)
+    except OSError:
+        return f"{what}\n{trace}"
+    return f"{what} with {file.name}"
