@@ -120,7 +120,7 @@ def test_points_of_an_epoch_that_has_not_ended_are_at_its_fraction(tmp_path):
     ]
     write_metrics(folder, rows)
     run = read_run(folder)
-    assert [each.done for each in (*run.training, *run.points)] == [0.125, 0.25]
+    assert [each.done for each in (*run.training, *run.validations)] == [0.125, 0.25]
 
 
 def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(tmp_path):

@@ -36,7 +36,7 @@ def plain_table(
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
     for n, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if n < left else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if n < left else "right", no_wrap=n < left)
     for row in rows:
         if row:
             table.add_row(*row)

@@ -13,7 +13,6 @@ from drill.kernels.loss.checks import check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY, nll
 from drill.layers.base import MatrixLayer
 from drill.layers.wrappers.base import blockwise_nll
-from drill.layers.wrappers.sampled import foldable
 
 IGNORED = -100  # the label of tokens without a loss, everywhere in transformers
 
@@ -29,6 +28,7 @@ class Head(nn.Module):
     captured: list[Tensor] | None = None
     """While this is a list, a call only adds its hidden states to it."""
     resizing = False
+    """While this is True, ``weight`` is the embedding's Parameter."""
 
     def __init__(self, layer: Any, shared: bool) -> None:
         super().__init__()
@@ -64,13 +64,12 @@ class Head(nn.Module):
         A layer that does not fold, such as a mixture, has none: the loss would be another one.
 
         Until accelerate has sharded the model for FSDP2 it is the embedding's Parameter: by that
-        identity accelerate sees that embedding and head must be in one group. In a resize it is,
-        too: transformers only asks it for requires_grad.
+        identity accelerate sees that embedding and head must be in one group. So in a
+        resize, where transformers asks it for requires_grad.
         """
         if self.resizing or _awaits_sharding(self):
             return self.matrix.label_weight
-        layer = foldable(self.layer)
-        return self.layer.weight if layer is None else layer.weight
+        return self.layer.weight
 
     @property
     def bias(self) -> Tensor | None:

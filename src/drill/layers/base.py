@@ -302,7 +302,7 @@ class MatrixLayer(OutputLayer):
 
     @property
     def label_weight(self) -> Tensor:
-        """E, (V, d): the embedding's own Parameter."""
+        """E, (V, d): the Parameter of an embedding, or what a label source computes."""
         return label_vectors(self.embedding)
 
     @property

@@ -312,14 +312,18 @@ def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
 
 def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[Answer]:
     """``Player.word`` of every run."""
+    _check_one_word(word)
+    return [player.word(word.strip(), exact) for player in players]
+
+
+def _check_one_word(word: str) -> None:
     if len(word.split()) != 1:
         raise DataError("is one word, without spaces", key="word")
-    return [player.word(word.strip(), exact) for player in players]
 
 
 def add_word(players: Sequence[LanguageModelPlayer], word: str, gloss: str) -> list[Answer]:
     """Add a word to the runs that can and lack it, then look it up in all."""
-    look_up(players, word)  # raises unless it is one word
+    _check_one_word(word)
     able = [player for player in players if player.adds_words]
     lacking = [player for player in able if word.strip() not in player.vocabulary]
     if not able:
@@ -367,12 +371,13 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
     found = {path.resolve() for folder in folders for path in folder.iterdir() if is_run(path)}
     first = [path for path in dict.fromkeys(each.resolve() for each in given) if path in found]
     others = sorted(found.difference(first), key=lambda path: -_changed(path))
-    shown = [*first, *others][:MAX_CURVES]
-    names = distinct_names(shown)
+    names = distinct_names([*first, *others])
     places = {path: n for n, path in enumerate([*first, *sorted(others)])}
-    runs = []
+    runs: list[Answer] = []
     corpora: set[str] = set()
-    for path in shown:
+    for path in [*first, *others]:
+        if len(runs) == MAX_CURVES:
+            break
         run, n = read_run(path), places[path]
         if path in first or not first:
             corpora.add(corpus_of(run))

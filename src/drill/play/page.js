@@ -57,10 +57,16 @@ async function ask(path, body, signal) {
 // Answers that come after a newer question of the same kind are dropped.
 const asked = {};
 const SLOW = 300; // milliseconds until the page says that it waits
+const slow = new Set();
+function set_slow(path, on) {
+  if (on) slow.add(path);
+  else slow.delete(path);
+  $("working").hidden = !slow.size;
+}
 async function latest(path, body) {
   asked[path]?.abort();
   const own = (asked[path] = new AbortController());
-  const slow = setTimeout(() => ($("working").hidden = path === "curves"), SLOW);
+  const timer = setTimeout(() => path !== "curves" && set_slow(path, true), SLOW);
   try {
     const answer = await (await ask(path, body, own.signal)).json();
     show_error("");
@@ -69,8 +75,8 @@ async function latest(path, body) {
     if (error.name !== "AbortError") show_error(error.message);
     return null;
   } finally {
-    clearTimeout(slow);
-    if (asked[path] === own) $("working").hidden = true;
+    clearTimeout(timer);
+    if (asked[path] === own) set_slow(path, false);
   }
 }
 
@@ -513,6 +519,8 @@ setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(),
 // ------------------------------------------------------------------------------------------------
 
 function change_runs() { // what is shown is of the runs before
+  sampling?.abort();
+  for (const each of Object.values(asked)) each.abort();
   $("score-result").hidden = true;
   for (const id of ["samples", "translations", "word-result"]) $(id).replaceChildren();
   offer_adding();
@@ -522,6 +530,7 @@ function change_runs() { // what is shown is of the runs before
 async function start() {
   setup = await (await ask("runs")).json();
   $("next-heading").textContent = `Next ${setup.unit}`;
+  $("spaces").hidden = setup.unit !== "word";
   const options = () => setup.runs.map((run, i) => make("option", { value: i }, `${run.name} (${run.layer})`));
   $("run-a").append(...options());
   $("run-b").append(make("option", { value: "" }, "none"), ...options());

@@ -49,7 +49,7 @@ DIFFERENCE_NOTE = (
     f"{CONFIDENCE:.0%} confidence interval and the p-value of a two-sided paired t-test."
 )
 
-Figure = Callable[[Row], float | None]
+Metric = Callable[[Row], float | None]
 
 
 # -- results -------------------------------------------------------------------------------------
@@ -90,10 +90,12 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     for name, by_seed in found.items():
         group = list(by_seed.values())
         cells = [("row", name), ("n", str(len(group)))]
-        cells += [(score, _mean_cell(map(of, group), score)) for score, of in scores.items()]
-        for score, of in scores.items() if base else ():
+        cells += [
+            (score, _mean_cell(map(metric, group), score)) for score, metric in scores.items()
+        ]
+        for score, metric in scores.items() if base else ():
             theirs = {} if name == baseline else base
-            difference, p = _difference_cells(by_seed, theirs, of, score)
+            difference, p = _difference_cells(by_seed, theirs, metric, score)
             cells += [(f"{score} - {baseline}", difference), ("p", p)]
         cells.append(("minutes", _minutes_cell(group, stage)))
         if stage in TRAINING:
@@ -126,11 +128,11 @@ def frequency_table(states: States, stage: str) -> Table | None:
         theirs = {} if name == baseline else found.get(baseline, {})
         for band in bands:
 
-            def of(row: Row, band: str = band) -> float | None:
+            def metric(row: Row, band: str = band) -> float | None:
                 return _band_losses(row).get(band)
 
-            difference, _ = _difference_cells(by_seed, theirs, of, BAND)
-            mean_loss = _mean_cell(map(of, by_seed.values()), BAND)
+            difference, _ = _difference_cells(by_seed, theirs, metric, BAND)
+            mean_loss = _mean_cell(map(metric, by_seed.values()), BAND)
             cells += [(band, mean_loss), (f"{band} - {baseline}", difference)]
         rows.append(cells)
     return Table.of(rows, [BAND_NOTE, MEAN_NOTE]) if bands else None
@@ -146,11 +148,11 @@ def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]
     return {seed: result for seed, result in found.items() if result is not None}
 
 
-def _scores(stage: str, results: Sequence[Row]) -> dict[str, Figure]:
+def _scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
     """The columns of a stage: a heading, and the figure of a result."""
     if stage in TRAINING:
         test = "BLEU" if any("bleu" in each.extra for each in results) else "test"
-        found: dict[str, Figure] = {
+        found: dict[str, Metric] = {
             "valid": lambda row: row.valid,
             test: lambda row: as_finite(row.extra.get("bleu", row.test)),
         }
@@ -158,7 +160,7 @@ def _scores(stage: str, results: Sequence[Row]) -> dict[str, Figure]:
             found[BITS_PER_BYTE] = lambda row: as_finite(row.extra.get(BITS))
         return found
 
-    def evaluation(n: int, key: str) -> Figure:
+    def evaluation(n: int, key: str) -> Metric:
         return lambda row: as_finite(evaluated(row, stage)[n].get(key))
 
     if stage == BLEU:
@@ -178,13 +180,13 @@ def _mean_cell(values: Iterable[float | None], score: str) -> str:
 
 
 def _difference_cells(
-    ours: Mapping[int, Row], theirs: Mapping[int, Row], of: Figure, score: str
+    ours: Mapping[int, Row], theirs: Mapping[int, Row], metric: Metric, score: str
 ) -> tuple[str, str]:
     """The mean difference with its interval, and the p-value, over common seeds."""
     pairs = [
         (mine, other)
         for seed in ours.keys() & theirs.keys()
-        if (mine := of(ours[seed])) is not None and (other := of(theirs[seed])) is not None
+        if (mine := metric(ours[seed])) is not None and (other := metric(theirs[seed])) is not None
     ]
     if not pairs:
         return "", ""

@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
     @property
     def settings(self) -> str:
-        """``window 500, theta 1, share 0.1, float32``."""
+        """``window 500, theta 1, lambda 0.1, float32``."""
         row = self.test or self.valid or {}
         parts = [_setting(key, row[key]) for key in row if key not in MEASURED | NOT_SHOWN]
         return ", ".join(filter(None, parts))

@@ -18,7 +18,7 @@ from drill.errors import ReportError
 from drill.files import append_line, open_append
 from drill.report.results.evaluations import latest
 from drill.report.results.run_files import as_finite, joined_text, read_starts
-from drill.report.results.runs import RunFigures, RunSummary, read_run
+from drill.report.results.runs import RunFigures, RunSummary, read_run, rounded_epochs
 from drill.training.schema import with_new_names
 
 START_KEYS = ("commit", "device", "torch", "precision", "world_size", "started")
@@ -196,7 +196,10 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
         ],
         "settings": json.loads(json.dumps(settings, default=str), parse_constant=str),
         "extra": json.loads(json.dumps({**run.scores, **extra}, allow_nan=False)),
-        "curve": [[e.epoch, as_finite(e.valid), as_finite(e.valid_published)] for e in run.curve],
+        "curve": [
+            [rounded_epochs(e.done), as_finite(e.valid), as_finite(e.valid_published)]
+            for e in run.curve
+        ],
         "validations": [
             [each.step, as_finite(each.valid), as_finite(each.train), each.elapsed]
             for each in run.validations

@@ -1,7 +1,7 @@
 """Reads run folders: finished, running or damaged.
 
-A file that cannot be read gives None, and a sentence in ``RunSummary.faults``. Only a folder
-without any file of a run raises.
+A file that is missing, or no TOML or JSON, gives None and a sentence in ``RunSummary.faults``. A
+folder without any file of a run raises, and so do rows that no training wrote.
 """
 
 import hashlib
@@ -88,7 +88,6 @@ class RunSummary(RunFigures):
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Validation, ...]  # the last of each epoch
     validations: tuple[Validation, ...]  # inside epochs too, by step
-    points: tuple[Validation, ...]  # all, also repeated ones, for plots
     training: tuple[TrainingLoss, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -144,7 +143,7 @@ def read_run(folder: Path | str) -> RunSummary:
     """Read a run folder, also of a run that is not finished.
 
     Args:
-        folder: RunError if it has no file of a run.
+        folder: RunError if it has no file of a run, or entries that no training writes.
 
     Returns:
         A summary; its ``faults`` name what is missing or damaged.
@@ -152,6 +151,14 @@ def read_run(folder: Path | str) -> RunSummary:
     files = RunFolder(folder)
     if not is_run(files.path):
         raise RunError("is not a run folder", key=str(folder))
+    try:
+        return _summary(files)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        fault = f"has entries that no training writes ({type(error).__name__}: {error})"
+        raise RunError(fault, key=str(folder)) from error
+
+
+def _summary(files: RunFolder) -> RunSummary:
     faults: list[str] = []
     remarks: list[str] = []
     settings = read_table(files.recipe, tomllib.loads, faults, "settings are unknown")
@@ -171,7 +178,7 @@ def read_run(folder: Path | str) -> RunSummary:
         layer=layer_name(settings.get("layer")),
         parameters=environment.get("parameters"),
         seed=environment.get("seed"),
-        epochs=_rounded(curve[-1].done) if curve else 0,
+        epochs=rounded_epochs(curve[-1].done) if curve else 0,
         **_best(curve, test),
         bleu=as_finite(test.get("test_bleu")),
         scores=_scores(test),
@@ -184,7 +191,6 @@ def read_run(folder: Path | str) -> RunSummary:
         validations=tuple(
             _without_repeated([each for each in validations if each.step is not None], "step")
         ),
-        points=tuple(validations),
         training=tuple(
             TrainingLoss(_epochs_done(row), row["step"], as_number(row.get("train_perplexity")))
             for row in rows
@@ -290,7 +296,7 @@ def _epochs_done(row: Mapping[str, Any]) -> float:
     return float(row["epoch"] - 1 + row["position"] / row["epoch_size"] if inside else row["epoch"])
 
 
-def _rounded(epochs: float) -> float:
+def rounded_epochs(epochs: float) -> float:
     return int(epochs) if epochs.is_integer() else round(epochs, 2)
 
 

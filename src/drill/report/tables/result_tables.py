@@ -236,7 +236,9 @@ def paper_notes(rows: Sequence[Sequence[Cell]], gap_note: str = GAP_NOTE) -> lis
 
 def epochs_table(runs: Sequence[RunSummary]) -> Table:
     """Validation perplexity of every run at a few epochs, also inside an epoch."""
-    curves = {run.name: {round(each.done, 2): each.valid for each in run.points} for run in runs}
+    curves = {
+        run.name: {round(each.done, 2): each.valid for each in run.validations} for run in runs
+    }
     epochs = selected_epochs(sorted({epoch for curve in curves.values() for epoch in curve}))
     return Table.of(
         [
@@ -259,7 +261,7 @@ def selected_epochs(epochs: Sequence[float]) -> list[float]:
         last = len(epochs) - 1
         return [epochs[round(n * last / (SHOWN_EPOCHS - 1))] for n in range(SHOWN_EPOCHS)]
     round_numbers = {digit * 10**power for power in range(7) for digit in (1, 2, 3, 5)}
-    return [epoch for epoch in whole if epoch in round_numbers or epoch == epochs[-1]]
+    return [epoch for epoch in epochs if epoch in round_numbers or epoch == epochs[-1]]
 
 
 MULTIPLES = (4.0, 3.0, 2.0, 1.5, 1.25, 1.15, 1.1, 1.05, 1.02, 1.0)
@@ -276,7 +278,7 @@ def time_table(runs: Sequence[RunSummary], perplexities: Sequence[float]) -> Tab
     """How long each run took to reach each perplexity; one that no run reached is left out."""
     rows = []
     for run in runs:
-        points = [(point.valid, point.elapsed) for point in run.points]
+        points = [(point.valid, point.elapsed) for point in run.validations]
         cells = [
             (f"{wanted:,g}", numbers.duration(seconds_to(wanted, points)))
             for wanted in perplexities
