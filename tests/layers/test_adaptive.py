@@ -4,16 +4,15 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.layers import AdaptiveSoftmax, FullSoftmax, StaleLabels, TiedSoftmax
 from tests.layers.table import V, batch, gradients, make
-from tests.layers.test_contract import IMPLS, by_hand
-from tests.layers.test_sampled import COUNTS, EACH_MATRIX, RANKED, RANKINGS
+from tests.layers.test_contract import by_hand
+from tests.layers.test_sampled import COUNTS, RANKED, RANKINGS
 
 CUTOFFS = pytest.mark.parametrize("cutoffs", [[1], [4], [V - 1], [3, 7], [1, 2, 10]], ids=str)
-FACTORS = pytest.mark.parametrize("factor", [1.0, 1.5, 4.0])
+FACTORS = pytest.mark.parametrize("factor", [1.0, 4.0])
 ALL = torch.arange(V)
 
 
@@ -31,25 +30,16 @@ def adaptive(name: str = "deep residual 2", cutoffs=(3, 7), **options) -> Adapti
 @FACTORS
 @CUTOFFS
 @RANKINGS
-def test_log_probs_follow_the_equations_and_sum_to_one(counts, cutoffs, factor):
-    layer = adaptive(cutoffs=cutoffs, reduction_factor=factor, counts=counts)
-    hidden, _ = batch(layer, 4)
-    found = layer.log_probs(hidden)
-    torch.testing.assert_close(found, by_hand(layer, hidden))
-    torch.testing.assert_close(found.exp().sum(1), torch.ones(4, dtype=torch.float64))
-    assert torch.equal(layer(hidden), found)
-    assert torch.equal(layer.logits(hidden), found)
-
-
-@IMPLS
-@FACTORS
-@CUTOFFS
-@RANKINGS
-def test_nll_gathers_log_probs_for_every_label(counts, cutoffs, factor, impl):
+def test_log_probs_follow_the_equations_and_nll_gathers_them(counts, cutoffs, factor):
     layer = adaptive(cutoffs=cutoffs, reduction_factor=factor, counts=counts)
     hidden, _ = batch(layer, V)
-    losses = layer.nll(hidden, ALL, reduction="none", impl=impl)
-    torch.testing.assert_close(losses, -layer.log_probs(hidden).diag())
+    found = layer.log_probs(hidden)
+    torch.testing.assert_close(found, by_hand(layer, hidden))
+    torch.testing.assert_close(found.exp().sum(1), torch.ones(V, dtype=torch.float64))
+    assert torch.equal(layer(hidden), found)
+    for impl in ("reference", "chunked"):
+        losses = layer.nll(hidden, ALL, reduction="none", impl=impl)
+        torch.testing.assert_close(losses, -found.diag())
 
 
 def test_a_case_small_enough_for_paper_and_pencil():
@@ -94,21 +84,6 @@ def test_it_is_torchs_adaptive_softmax_when_the_weights_are_alike(cutoffs):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("factor", [1.0, 4.0])
-@EACH_MATRIX
-def test_gradients_agree_with_finite_differences(name, factor):
-    layer = adaptive(name, reduction_factor=factor, counts=COUNTS).train()
-    hidden, targets = batch(layer, 4)
-    targets[:] = torch.tensor([6, 2, 4, 5])  # the head and both clusters
-
-    def losses(hidden: Tensor, *_: Tensor) -> Tensor:
-        torch.manual_seed(0)  # the same dropout masks at every call
-        return layer.nll(hidden, targets, reduction="none")
-
-    # gradcheck moves the entries of the parameters where they are.
-    assert torch.autograd.gradcheck(losses, (hidden, *layer.parameters()), fast_mode=True)
-
-
 # -- labels -------------------------------------------------------------------------------------
 
 
@@ -123,18 +98,6 @@ def test_head_and_clusters_share_one_encoding_and_one_dropout_mask():
     log_probs = layer.log_probs(hidden)
     assert asked == [None, None]
     torch.testing.assert_close(losses, -log_probs.diag())
-
-
-def test_counts_decide_who_is_in_the_head():
-    layer = adaptive("tied", counts=COUNTS)
-    hidden, _ = batch(layer, 1)
-    before = layer.log_probs(hidden)
-    with torch.no_grad():
-        layer.layer.bias[RANKED[0]].add_(1)
-    moved = layer.log_probs(hidden) - before
-    assert moved[0, RANKED[0]] > 0
-    # One factor for all that share the head's normaliser, the clusters too.
-    assert torch.allclose(moved[0, RANKED[1:]], moved[0, RANKED[1]])
 
 
 @RANKINGS
@@ -199,23 +162,6 @@ def test_its_parameters_are_on_the_device_of_the_layer():
 
 
 # -- reductions, ignored targets, smoothing, dtypes ---------------------------------------------
-
-
-@IMPLS
-@pytest.mark.parametrize("smoothing", [0.0, 1.0])
-@pytest.mark.parametrize("reduction", ["none", "sum"])
-@pytest.mark.parametrize("ignored", [-100, 5, 9])
-def test_nll_is_the_cross_entropy_of_log_probs(ignored, reduction, smoothing, impl):
-    layer = adaptive(counts=COUNTS)
-    hidden, targets = batch(layer, 4, 6)
-    targets[1, 0] = targets[2, 1] = ignored
-    options = {"reduction": reduction, "ignore_index": ignored, "label_smoothing": smoothing}
-    truth = F.cross_entropy(layer.log_probs(hidden).movedim(-1, 1), targets, **options)
-    found = layer.nll(hidden, targets, **options, impl=impl)
-    torch.testing.assert_close(found, truth)
-    torch.testing.assert_close(
-        gradients(found.sum(), layer, hidden), gradients(truth.sum(), layer, hidden)
-    )
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])

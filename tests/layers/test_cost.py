@@ -110,10 +110,9 @@ def test_an_adaptive_softmax_is_counted_as_it_runs():
     assert counted.inference_flops == head + sum(2 * N * k_i * (d + V_i) for V_i, k_i in narrow)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_costs_the_same_in_every_precision(layers, name, dtype):
-    assert cost(copy.deepcopy(layers[name]).to(dtype), N) == cost(layers[name], N)
+def test_a_layer_costs_the_same_in_bfloat16(layers, name):
+    assert cost(copy.deepcopy(layers[name]).bfloat16(), N) == cost(layers[name], N)
 
 
 def test_the_fused_encoder_costs_what_the_loop_costs(layers):

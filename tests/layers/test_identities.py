@@ -311,9 +311,6 @@ def test_building_a_layer_leaves_the_embedding_as_it_is(embedding):
     assert torch.equal(embedding.weight, before)
 
 
-# -- how many parameters ------------------------------------------------------------------------
-
-
 # -- rank ---------------------------------------------------------------------------------------
 
 

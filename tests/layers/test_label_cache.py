@@ -95,6 +95,11 @@ def by_assigning(module: nn.Module, name: str) -> None:
     module.load_state_dict(state, assign=True)
 
 
+STEPS = [
+    (torch.optim.SGD, {"foreach": True}),
+    (torch.optim.AdamW, {}),
+    (torch.optim.AdamW, {"fused": True}),
+]
 IN_PLACE = {
     "in place": lambda module, name: module.get_parameter(name).detach().view(-1)[1:2].add_(1),
     "data": lambda module, name: module.get_parameter(name).data.add_(1),
@@ -106,11 +111,7 @@ WRITERS = {
     "new data twice": by_new_data_twice,
     "new parameter": by_new_parameter,
     "assigned state": by_assigning,
-    **{
-        f"{kind.__name__} {options}": by_optimiser(kind, **options)
-        for kind in (torch.optim.SGD, torch.optim.AdamW)
-        for options in ({}, {"foreach": True}, {"fused": True})
-    },
+    **{f"{kind.__name__} {options}": by_optimiser(kind, **options) for kind, options in STEPS},
 }
 
 
@@ -427,8 +428,7 @@ def test_backward_after_the_block_raises():
         loss.backward()
 
 
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(("kind", "options"), STEPS, ids=str)
 @one_of_each_layer
 def test_a_step_inside_shared_labels_raises_and_writes_nothing(name, kind, options):
     layer = make(name).train()

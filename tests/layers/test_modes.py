@@ -30,8 +30,7 @@ interpreted = pytest.mark.skipif(not (TRITON_INSTALLED and INTERPRETED), reason=
 bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@IMPLS
+@pytest.mark.parametrize(("impl", "smoothing"), [("reference", 0.0), ("chunked", 0.1)])
 @every_case
 def test_autocast_gives_a_close_loss_and_gradients_in_the_parameters_dtype(name, impl, smoothing):
     layer = make(name)
@@ -133,7 +132,17 @@ def fresh_compiler():
 
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute")  # dynamo's own, where a graph breaks
 @pytest.mark.parametrize(
-    ("name", "impl"), [*((n, "chunked") for n in ONE_EACH), ("tied", "reference")]
+    ("name", "impl"),
+    [
+        ("tied", "reference"),
+        ("deep residual 2", "chunked"),
+        ("adaptive deep residual", "chunked"),
+        *(
+            pytest.param(name, "chunked", marks=pytest.mark.slow)  # a second each
+            for name in ONE_EACH
+            if name not in ("deep residual 2", "adaptive deep residual")
+        ),
+    ],
 )
 def test_a_compiled_step_is_one_graph_and_equals_eager(name, impl, fresh_compiler):
     built = model(name)
@@ -183,12 +192,13 @@ def test_inductor_compiles_the_step(fresh_compiler):
     )
 
 
+UNFUSED = {"hidden_size", "norm", "block", "gate", "center"}
 FUSED = {
     name: case.options | {"impl": "triton"}
     for name, case in CASES.items()
     if case.layer == "deep-residual"
     and case.options["depth"]
-    and not case.options.keys() & {"hidden_size", "norm", "block", "gate", "center"}
+    and not case.options.keys() & {*UNFUSED, "init_range", "zero_start", "bias", "impl"}
 }
 
 

@@ -113,20 +113,6 @@ def test_a_vocabulary_of_one_label_costs_nothing():
     assert layer.log_proposal(torch.zeros(1)).item() == 0
 
 
-@EACH_MATRIX
-def test_gradients_agree_with_finite_differences(name):
-    layer = sampled(name, counts=COUNTS)
-    hidden, targets = batch(layer, 3)
-    fix(layer, [0, 2, 2, 9])
-
-    def losses(hidden: Tensor, *_: Tensor) -> Tensor:
-        torch.manual_seed(0)  # the same dropout masks at every call
-        return layer.nll(hidden, targets, reduction="none")
-
-    # gradcheck moves the entries of the parameters where they are.
-    assert torch.autograd.gradcheck(losses, (hidden, *layer.parameters()), fast_mode=True)
-
-
 @pytest.mark.parametrize("frozen", ["hidden", "labels", "bias"])
 def test_what_is_frozen_changes_no_other_gradient(frozen):
     layer = sampled("tied")
