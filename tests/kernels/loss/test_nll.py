@@ -122,8 +122,7 @@ def no_worse_than_eager(given: Problem, engine: Engine, dtype: torch.dtype, **op
 # -- how exact ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("smoothing", "reduction"), [(0.0, "none"), (0.1, "mean")])
 @every_dtype
 @every_engine_and_size
 def test_errors_are_those_of_plain_pytorch(engine, size, dtype, smoothing, reduction):

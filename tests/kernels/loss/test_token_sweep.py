@@ -157,7 +157,7 @@ def gpu_sweep(monkeypatch):
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"reduction": "sum"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "sum"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @every_engine_and_size
 def test_the_sweep_of_a_gpu_is_as_exact_as_plain_pytorch(engine, size, dtype, options, gpu_sweep):

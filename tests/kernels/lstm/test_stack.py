@@ -138,11 +138,16 @@ def persistent(x, states, weights, drop=0.0, between=0.0):
     return output[..., : weights[-1].w_hh.shape[1]], [(h[None], c[None]) for h, c in pairs]
 
 
-@pytest.mark.parametrize("steps", [5, 23])
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("sizes", [[10, 21, 37, 12], [16, 33], [12, 20, 17]])
+@pytest.mark.parametrize(
+    ("sizes", "steps", "together"),
+    [
+        *(([10, 21, 37, 12], 23, together) for together in (False, True)),
+        *(([12, 20, 17], steps, True) for steps in (5, 23)),
+        ([16, 33], 5, False),
+    ],
+)
 def test_what_is_around_the_recurrences_is_that_of_the_layers(
-    sizes, together, steps, without_gpu, monkeypatch
+    sizes, steps, together, without_gpu, monkeypatch
 ):
     go_together(monkeypatch, together)
     *exact, wanted = stack(sizes, steps, 3)

@@ -21,7 +21,7 @@ if TRITON_INSTALLED:
 pytestmark = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is missing")
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="Triton does not interpret kernels here")
 
-SIZES = [(1, 1, 3, 5), (2, 3, 4, 16), (7, 4, 6, 8), (12, 2, 5, 37), (3, 2, 20, 140)]
+SIZES = [(1, 1, 3, 5), (2, 3, 4, 16), (7, 4, 6, 8), (5, 2, 5, 37), (3, 2, 20, 140)]
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_masked_states_run_by_graph_or_by_the_equation():
 
 
 @interpreted
-@pytest.mark.parametrize("sizes", SIZES[2:4])
+@pytest.mark.parametrize("sizes", [SIZES[3]])
 def test_bfloat16_costs_what_rounding_costs(sizes):
     truth = solve("reference", *problem(*sizes))
     given = problem(*sizes, dtype=torch.float32)

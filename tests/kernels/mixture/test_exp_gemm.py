@@ -169,15 +169,18 @@ SIZES = [
 ]  # tokens, experts, labels, width
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("size", "bias"),
+    [*((size, True) for size in SIZES), (SIZES[0], False), (SIZES[3], False)],
+    ids=str,
+)
 @both_ways
 def test_what_is_written_is_the_error_of_the_softmax_times_the_sum(way, size, bias):
     given = chunk(way, *size, bias)
     close(given.solve(way), given, slice(None))
 
 
-@pytest.mark.parametrize("clusters", [1, 2, 3, 7, 66, 1000])
+@pytest.mark.parametrize("clusters", [1, 3, 7, 1000])
 @pytest.mark.skipif(not INTERPRETED, reason="Triton runs on the GPU")
 def test_sums_are_found_however_many_clusters_share_the_labels(clusters, monkeypatch):
     monkeypatch.setattr(Emulated, "at_once", clusters)

@@ -28,7 +28,7 @@ every_dtype = pytest.mark.parametrize(
     ids=str,
 )
 SHAPES = {
-    "cpu": [(1, 12), (5, 7, 12), (3, 23, 40)],
+    "cpu": [(1, 12), (3, 23, 40)],
     "cuda": [*product((1, 67, 4096), (12, 256, 512, 1024))],
 }
 DROPOUT = 0.3
@@ -72,8 +72,11 @@ def differentiated(function, given: list[Tensor], weights: list[Tensor]) -> list
 
 
 @needs_triton
-@pytest.mark.parametrize("dropout", [0.0, DROPOUT])
-@pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
+@pytest.mark.parametrize(
+    ("carry_norm", "dropout"),
+    [(False, 0.0), (False, DROPOUT), (True, DROPOUT)],
+    ids=["pre", "pre-dropout", "post-dropout"],
+)
 @every_dtype
 @every_device
 def test_a_residual_and_its_norm_are_those_of_the_formula(
@@ -255,7 +258,7 @@ def test_dropout_keeps_its_share_of_every_place(device, width):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_device
 def test_relu_and_dropout_are_those_of_the_formula(device, dtype, dropout, nan_in_fresh_memory):
-    for shape in [(1, 12), (3, 23, 40), (70, 300)] if device == "cpu" else [(67, 12), (4096, 2048)]:
+    for shape in [(1, 12), (3, 23, 40), (35, 130)] if device == "cpu" else [(67, 12), (4096, 2048)]:
         torch.manual_seed(2)
         x, weight = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
         bias = torch.randn(shape[-1], device=device)
