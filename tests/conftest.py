@@ -105,14 +105,6 @@ def nan_in_fresh_memory():
 
 
 @pytest.fixture
-def default_dtype():
-    """Sets torch's default dtype, until the test ends."""
-    before = torch.get_default_dtype()
-    yield torch.set_default_dtype
-    torch.set_default_dtype(before)
-
-
-@pytest.fixture
 def unwarned():
     """A cache that cannot be written is warned about again."""
     user_cache._warn_once.cache_clear()

@@ -7,14 +7,15 @@ from torch import Tensor, nn
 
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
-from tests.layers.table import CASES, D, V
+from tests.layers.table import CASES, ONE_EACH, D, V
 
 DROPOUTS = dict.fromkeys(
     ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop"), 0.5
 )
 
-# The Triton kernels have no float64, in which all is checked here; their own suites run them.
-every_layer = pytest.mark.parametrize("name", [name for name in CASES if "fused" not in name])
+every_layer = pytest.mark.parametrize(
+    "name", [*ONE_EACH, "sigsoftmax", "softcap", "deep residual over descriptions"]
+)
 
 
 def language_model(

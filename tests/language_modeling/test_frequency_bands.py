@@ -24,11 +24,6 @@ TARGETS = np.array([1, 2, 2, 3, 5, 5, 5, 0])
 LOSSES = np.array([8.0, 6.0, 4.0, 5.0, 1.0, 2.0, 0.0, 9.0])
 
 
-def band_of(bands, label):
-    (found,) = [band for band in bands if band.label == label]
-    return found
-
-
 def test_bands_by_hand():
     bands = frequency_bands(LOSSES, TARGETS, COUNTS)
     assert [band.label for band in bands] == [

@@ -133,18 +133,17 @@ def assert_replays_equal_launches(optimizer, **given):
     return losses
 
 
-@pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
 @pytest.mark.parametrize(
     "optimizer", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw]
 )
-def test_replays_train_as_launches_do(optimizer, layer):
-    assert_replays_equal_launches(optimizer, layer=layer)
+def test_replays_train_as_launches_do(optimizer):
+    assert_replays_equal_launches(optimizer, layer=deep)
 
 
 @REGULARISED
 def test_replays_with_all_regularisers_equal_launches(layer, options):
     losses = assert_replays_equal_launches(Sgd, layer=layer, options=options)
-    assert losses != run(Steps, Sgd(), layer=layer)[1]
+    assert losses[:1] != run(Steps, Sgd(), layer=layer, epochs=1)[1]
 
 
 @pytest.mark.parametrize("optimizer", [late_sgd, late_adamw])

@@ -110,9 +110,10 @@ def test_learning_rate_that_is_too_high_raises(tmp_path):
         small_run(tmp_path, optimizer=optimizer, checkpoint_seconds=0.0)
 
 
-@pytest.mark.parametrize("text", ["validation", "test"])
 @pytest.mark.parametrize(
-    "fault", [FloatingPointError("NaN"), Stalled("stalled")], ids=lambda fault: type(fault).__name__
+    ("text", "fault"),
+    [("validation", FloatingPointError("NaN")), ("test", Stalled("stalled"))],
+    ids=["validation", "test"],
 )
 def test_nan_of_an_evaluation_raises_and_a_resume_repeats_it(tmp_path, monkeypatch, text, fault):
     score = training.evaluated
