@@ -440,6 +440,7 @@ def test_differences_name_what_two_runs_may_not_differ_in():
 
 # -- whatever comes -------------------------------------------------------------------------------
 
+DEEP = recipe("ptb-drill-4")
 names = st.sampled_from(
     ["layer", "inner", "name", "depth", "encoder", "embedding_dim", "optimizer", "lr", "training",
      "epochs", "data", "corpus", "base", "recipe", "init_from", "cutoffs", "seed"]
@@ -467,10 +468,9 @@ def only_a_settings_error(make) -> None:
 
 
 @given(st.dictionaries(names, values, max_size=5))
-@settings(max_examples=50)
 def test_any_tables_give_settings_or_a_sentence(tables):
     only_a_settings_error(lambda: resolved(tables))
-    only_a_settings_error(lambda: resolved(merged(recipe("ptb-drill-4").tables(), tables)))
+    only_a_settings_error(lambda: resolved(merged(DEEP.tables(), tables)))
 
 
 toml_like = st.lists(
@@ -481,7 +481,7 @@ toml_like = st.lists(
 
 
 @given(toml_like.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=60))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_gives_settings_or_a_sentence(tmp_path, raw):
     path = Path(tmp_path / "any.toml")
     path.write_bytes(raw)

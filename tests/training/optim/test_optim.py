@@ -236,14 +236,6 @@ def test_published_curves_trigger_at_the_published_epoch(run):
     assert trigger_epoch([*curve, older + 0.01, 1.0, 999.0]) == switch
 
 
-def test_the_last_five_epochs_are_masked():
-    falling = [10.0, 9.0, 8.0, 7.0, 6.0]
-    assert trigger_epoch([*falling, 99.0]) is None  # nothing is older than five yet
-    assert trigger_epoch([*falling, 5.0, 10.5]) == 7  # worse than the first
-    assert trigger_epoch([*falling, 5.0, 9.5]) is None  # worse than all but the first
-    assert trigger_epoch([*falling, 5.0, 9.5, 9.5]) == 8
-
-
 @given(st.lists(st.integers(0, 12), max_size=30), st.integers(0, 7))
 def test_trigger_against_its_definition(losses, patience):
     truth = [

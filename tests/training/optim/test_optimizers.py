@@ -85,14 +85,6 @@ def test_nt_asgd_is_sgd_then_averaged_sgd():
     assert all(torch.equal(a, b) for a, b in zip(values(net), held, strict=True))
 
 
-def test_asgd_averages_from_the_first_step():
-    net = model()
-    optimizer = Asgd(0.1)
-    optimizer.setup(net.named_parameters())
-    train(optimizer, net, 1)
-    assert optimizer.averaging
-
-
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
 def test_adamw_schedules_rise_and_fall(schedule):
     optimizer = AdamW(1.0, schedule=schedule, warmup=0.25)

@@ -1,7 +1,6 @@
 """environment.json records every start and resume that trained something."""
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -105,17 +104,6 @@ def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, mo
     assert [each["commit"] for each in read(folder)["resumed"]] == ["later"]
     assert saved(folder / "recipe.toml") == settings
     assert [row["kind"] for row in rows(folder)] == ["epoch"] * epochs + ["test"]
-
-
-def test_a_run_without_a_checkpoint_starts_over(tmp_path, texts, monkeypatch):  # noqa: F811
-    folder = tmp_path / "run"
-    train(small(texts), folder, device="cpu")
-    for path in (folder / "last", folder / "best.safetensors"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    monkeypatch.setenv("DRILL_COMMIT", "again")
-    train(small(texts), folder, device="cpu")
-    assert read(folder)["commit"] == "again"
-    assert "resumed" not in read(folder)
 
 
 # -- the commit -----------------------------------------------------------------------------------

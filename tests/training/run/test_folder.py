@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import types
 from typing import ClassVar
@@ -47,26 +46,22 @@ def test_a_second_process_is_refused_until_the_first_is_done(tmp_path):
         pass
 
 
-HOLDER = """
-import sys, time
-from drill.training.run.folder import RunFolder
-with RunFolder(sys.argv[1]).locked():
-    print("locked", flush=True)
-    time.sleep(600)
-"""
-
-
 def test_a_killed_process_holds_no_lock(folder):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder.path)], stdout=subprocess.PIPE
-    ) as holder:
-        try:
-            assert holder.stdout.readline() == b"locked\n"
-            with pytest.raises(RunFolderError, match="another process"), folder.locked():
-                pass
-        finally:
-            holder.send_signal(signal.SIGKILL)
-            holder.wait()
+    reading, writing = os.pipe()
+    holder = os.fork()
+    if not holder:
+        with folder.locked():
+            os.write(writing, b"locked")
+            signal.pause()
+    try:
+        assert os.read(reading, 6) == b"locked"
+        with pytest.raises(RunFolderError, match="another process"), folder.locked():
+            pass
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        os.close(reading)
+        os.close(writing)
     with folder.locked():
         pass
 

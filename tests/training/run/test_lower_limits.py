@@ -10,7 +10,6 @@ from drill.translation import run as translation_run
 from tests.tiny_place import make_place
 from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import set_by_command, write_pairs
-from tests.tiny_translations import small_optimizer, small_training
 
 ON_A_CPU = ("--device", "cpu", "-q")
 
@@ -34,10 +33,9 @@ COMMANDS = {
     "language model": ["tiny.toml", "--set", "training.epochs=1"],
     "translator": ["mt-demo", *set_by_command("training.epochs=1")],
 }
-BOTH = pytest.mark.parametrize("task", COMMANDS)
 
 
-@BOTH
+@pytest.mark.parametrize("task", COMMANDS)
 def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(drill, place, task, caplog):
     name = f"longer {task}"
     first = ("train", *COMMANDS[task], "--name", name, *ON_A_CPU)
@@ -51,8 +49,9 @@ def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(drill, pl
     assert contents(place / "runs" / name) == before
 
 
-@BOTH
-@pytest.mark.parametrize("limit", ["epochs=1", "max_minutes=1e-6"])
+@pytest.mark.parametrize(
+    ("task", "limit"), [("language model", "epochs=1"), ("translator", "max_minutes=1e-6")]
+)
 def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, task, limit):
     """Its test would replace what it had found before it went on."""
     name = f"stopped {task} {limit}"
@@ -73,11 +72,3 @@ def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, monkeypatch, t
     assert f"set training.{limit.partition('=')[0]} above that" in err
     assert contents(place / "runs" / name) == before
     assert drill(*own, "training.epochs=4")[0] == 0
-
-
-@pytest.mark.parametrize("limit", [{"max_steps": 1}, {"max_minutes": 1e-9}])
-def test_a_limit_before_the_first_validation_still_gives_a_tested_model(tmp_path, limit):
-    """A folder is not always checked before: the loop can be called by itself."""
-    small_training(tmp_path, optimizer=interrupted_after(2, small_optimizer()))
-    assert small_training(tmp_path, **limit).test is not None
-    assert steps_of(tmp_path) == 3

@@ -72,8 +72,9 @@ def test_metrics_with_other_line_ends(stopped):
         small_run(stopped.path, "tied", "adamw", epochs=4)
 
 
-@pytest.mark.parametrize("line", ['{"kind": "test"}', '{"kind": "test", "epoch": 1}', "{}"])
-@pytest.mark.parametrize("epochs", [2, 3])
+@pytest.mark.parametrize(
+    ("line", "epochs"), [('{"kind": "test"}', 2), ('{"kind": "test", "epoch": 1}', 3), ("{}", 2)]
+)
 def test_a_stray_line_of_metrics(stopped, line, epochs):
     small_run(stopped.path, "tied", "adamw", epochs=2)
     stopped.metrics.write_bytes(stopped.metrics.read_bytes() + line.encode() + b"\n")

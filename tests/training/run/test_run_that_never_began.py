@@ -63,8 +63,9 @@ def test_no_folder_of_a_translator_stays(drill, monkeypatch, name):
     assert not Path("fresh").exists()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("file", ["", "recipe.toml"])
+@pytest.mark.parametrize(
+    ("fault", "file"), [("batch", ""), *((fault, "recipe.toml") for fault in FAULTS)]
+)
 def test_a_folder_that_was_there_stays_as_it_was(drill, tmp_path, fault, file):
     """Empty, or with what a killed run has left."""
     (tmp_path / "mine").mkdir()
