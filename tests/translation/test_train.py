@@ -133,10 +133,13 @@ def test_more_epochs_remove_an_older_average(tmp_path):
 # -- faults ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["translation_loss", "best_translations", "translated"])
 @pytest.mark.parametrize(
-    ("fault", "error"),
-    [(FloatingPointError("NaN"), Diverged), (torch.OutOfMemoryError("no room"), OutOfMemory)],
+    ("name", "fault", "error"),
+    [
+        ("translation_loss", FloatingPointError("NaN"), Diverged),
+        ("best_translations", torch.OutOfMemoryError("no room"), OutOfMemory),
+        ("translated", FloatingPointError("NaN"), Diverged),
+    ],
 )
 def test_failed_evaluation_is_repeated_by_a_resume(tmp_path, monkeypatch, name, fault, error):
     def failed(*_: object, **__: object) -> None:
