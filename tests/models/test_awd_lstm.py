@@ -264,15 +264,6 @@ def test_every_dropout_acts_in_train_mode_and_not_in_evaluation(site):
 # -- embedding and start values -------------------------------------------------------------------
 
 
-def test_every_row_that_is_read_gets_a_gradient_the_last_one_too():
-    encoder = make()
-    ids = torch.arange(V - 1, V - 1 - T * B, -1).view(T, B)  # all different, the last word first
-    encoder(ids).output.sum().backward()
-    grad = encoder.embedding.weight.grad.abs().sum(1)
-    assert (grad[ids.flatten()] > 0).all()
-    assert encoder.embedding.padding_idx is None
-
-
 def test_start_values():
     torch.manual_seed(1)
     embedding = nn.Embedding(1_000, 40)

@@ -1,6 +1,5 @@
 """A causal model of transformers as encoder: the contract, and plain transformers as reference."""
 
-import json
 import os
 import subprocess
 import sys
@@ -193,16 +192,16 @@ def check_resumed(tmp_path, optimizer="adamw", **options):
     """A run that is interrupted again and again is the run "whole"."""
     for start in range(20):
         torch.manual_seed(start)
-        if trained(tmp_path / "parts", interrupted_after(4, optimizer), **options).finished:
+        if trained(tmp_path / "parts", interrupted_after(7, optimizer), **options).finished:
             break
-    assert start > 3
+    assert start > 2
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     parts, whole = (weights(tmp_path / each / "best.safetensors") for each in ("parts", "whole"))
     assert parts.keys() == whole.keys()
     assert all(torch.equal(parts[name], whole[name]) for name in whole)
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batch": 3}, {"partial_shuffle": True}])
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 3, "partial_shuffle": True}])
 def test_resume_is_bit_exact(tmp_path, options):
     assert trained(tmp_path / "whole", **options).test.perplexity < V
     check_resumed(tmp_path, **options)
@@ -327,11 +326,3 @@ def test_compiled_training_gives_the_same_losses(tmp_path):
     trained(tmp_path / "compiled", epochs=1, dropout=0.0, compile=True)
     losses = [rows(tmp_path / each)[0]["valid_loss"] for each in ("plain", "compiled")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def test_settings_are_saved_and_read_again(tmp_path):
-    import tomllib
-
-    settings = resolved({"encoder": {"name": "hf", "embedding_dim": 8, "heads": 2}})
-    assert resolved(tomllib.loads(settings.to_toml())) == settings
-    assert json.dumps(settings.encoder)

@@ -35,8 +35,15 @@ def undropped(norm: str, device: str, half: bool) -> list[Tensor]:
 
 
 @pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
-@both_norms
+@pytest.mark.parametrize(
+    ("norm", "half"),
+    [
+        ("pre", False),
+        ("post", True),
+        pytest.param("pre", True, marks=pytest.mark.slow),
+        pytest.param("post", False, marks=pytest.mark.slow),
+    ],
+)
 @every_device
 def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
     ours, theirs = undropped(norm, device, half), trained("reference", norm, device, half)
@@ -60,7 +67,7 @@ def test_one_pass_drops_as_the_seed_says(norm, device):
 
 
 @pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-@both_norms
+@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 @every_device
 def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
     """All seeds of a stack are drawn at once, and each residual and network takes its own."""

@@ -240,7 +240,7 @@ def test_weights_may_be_parametrized(impl, device):
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
-@both_norms
+@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 @every_impl
 def test_kernels_next_to_adapters_have_the_dtypes_of_autocast(impl, device, norm):
     """A norm called after a map that was not, and a map called before a norm that was not."""

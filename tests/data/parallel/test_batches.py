@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import (
@@ -68,7 +68,6 @@ def test_a_batch_is_laid_out_as_said():
     seed=st.integers(0, 3),
     epoch=st.integers(0, 3),
 )
-@settings(max_examples=60)
 def test_every_pair_comes_once_and_within_the_limit(lengths, limit, seed, epoch):
     pairs = pairs_of(*zip(*lengths, strict=True))
     batches = PairBatches(pairs, limit, seed)

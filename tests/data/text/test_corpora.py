@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import (
@@ -96,7 +96,6 @@ def test_a_folder_that_does_not_fit_is_named(folder):
 
 
 @given(count=st.integers(2, 60), valid=st.floats(0.01, 0.6), test=st.floats(0.01, 0.6))
-@settings(max_examples=60)
 def test_any_fractions_split_a_file_or_raise(tmp_path_factory, count, valid, test):
     path = tmp_path_factory.getbasetemp() / "some.txt"
     path.write_text("".join(f"{i}\n" for i in range(count)))
