@@ -18,7 +18,7 @@ from tests.tiny_place import typed
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 # On a busy machine an example takes as long as it takes.
-hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("suite")
 
 

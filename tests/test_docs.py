@@ -82,51 +82,6 @@ def test_the_code_on_the_page_runs(page, tmp_path, monkeypatch):
             pytest.skip(f"needs {error.name}")
 
 
-def test_a_symbol_has_one_meaning():
-    """h is a hidden state and d_h its width; k is a width and no number of words."""
-    sources = [*PAGES, *(ROOT / "src").rglob("*.py")]
-    wrong = re.compile(r"\([A-Z.][^()]*, h\)|\bk likeliest")
-    found = {page.name: wrong.findall(page.read_text("utf-8")) for page in sources}
-    assert {name: uses for name, uses in found.items() if uses} == {}
-
-
-PAGE = """\
-# A page
-
-```python
-first = 1
-```
-
-~~~text
-```python
-raise ValueError("inside another block")
-```
-~~~
-
-<!-- not executed: needs a GPU -->
-```python
-raise RuntimeError
-```
-
-```console
-$ drill layers
-```
-
-```python
-second = first + 1
-print(second)
-```
-"""
-
-
-def test_blocks_share_a_namespace_and_a_reason_skips_one(tmp_path, capsys):
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    assert [block.line for block in python_blocks(PAGE)] == [4, 15, 23]
-    run_page(page)
-    assert capsys.readouterr().out == "page.md:15 not executed: needs a GPU\n2\n"
-
-
 NAME = re.compile(r"`(drill(?:\.\w+)+)[`(]")
 FILE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|cu|cuh|toml))`")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.errors import DataError
@@ -50,7 +50,6 @@ def test_only_line_ends_end_lines():
 
 
 @given(raw=st.one_of(st.binary(max_size=80), st.text(max_size=40).map(lambda t: t.encode())))
-@settings(max_examples=60)
 def test_bytes_of_any_kind_give_lines_or_one_sentence(raw):
     try:
         text = decode_text(raw, "odd.txt")

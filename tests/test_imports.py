@@ -168,43 +168,6 @@ def test_every_room_imports_only_rooms_below_it():
     assert faults(SOURCE) == []
 
 
-def write(source: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = source / "drill" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return source
-
-
-def test_the_check_finds_every_kind_of_fault(tmp_path):
-    untidy = {
-        "__init__.py": "",
-        "kernels/__init__.py": "from .fused import run\n",
-        "kernels/fused.py": "import triton.language\n",
-        "kernels/slow.py": "def run():\n    from ..layers import base\n",
-        "layers/__init__.py": "",
-        "layers/base.py": "import torch\nimport drill.training\nfrom drill import Tied\n",
-        "layers/deep.py": "from drill.layers import wide\n",
-        "layers/wide.py": "from drill.layers.deep import Deep\n",
-        "layers/_utils.py": "",
-        "training/__init__.py": "from drill.translation import run\n",
-        "language_modeling/run.py": "from drill import translation\n",
-        "translation/run.py": "",
-        "attic/old.py": "",
-    }
-    assert faults(write(tmp_path, untidy)) == [
-        "drill/attic/old.py: belongs to no room",
-        "drill/kernels/__init__.py:1: imports drill.kernels.fused.run, which needs triton",
-        "drill/kernels/slow.py:2: kernels may not import layers",
-        "drill/language_modeling/run.py:1: language_modeling may not import translation",
-        "drill/layers/_utils.py: the name says nothing about what it is for",
-        "drill/layers/base.py:2: layers may not import training",
-        "drill/layers/base.py:3: layers may not import __init__",
-        "drill/training/__init__.py:1: training may not import translation",
-        "circle: drill.layers.deep -> drill.layers.wide -> drill.layers.deep",
-    ]
-
-
 def test_the_package_and_its_command_import_without_any_extra():
     program = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); "
     modules = ["drill.tasks", "drill.study.runner", "drill.cli.app"]

@@ -25,11 +25,6 @@ def test_every_page_is_what_the_rows_say():
     assert stale == [], "run `python bench/tables.py`"
 
 
-def test_only_what_is_between_the_marks_changes():
-    page = "before\n<!-- x: python bench/tables.py -->\nold\n<!-- end of x -->\nafter\n"
-    assert tables.renewed(page, "x", iter(["new", "lines"])) == page.replace("old", "new\nlines")
-
-
 def test_columns_compare_with_the_rows_they_name():
     rows = [
         {"name": "plain nn.LSTM + F.cross_entropy", "ms_median": 100.0},

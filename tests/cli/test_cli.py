@@ -100,9 +100,9 @@ def test_help_and_lists_need_no_torch(tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("layers >&-", 1, "standard output is closed"),
+        ("recipes >&-", 1, "standard output is closed"),
         ("score nowhere <&-", 1, "nowhere: "),
-        ("layers 2>&- <&-", 0, ""),
+        ("recipes 2>&- <&-", 0, ""),
     ],
 )
 def test_closed_streams(words, status, said):
@@ -146,7 +146,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["torch", "drill.layers.cost"])
+@pytest.mark.parametrize(
+    "name", ["torch", pytest.param("drill.layers.cost", marks=pytest.mark.slow)]
+)
 def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(name):
     program = INTERRUPTED.format(name=name)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

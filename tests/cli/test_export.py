@@ -23,12 +23,11 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("beam", [1, 2])
-def test_a_run_translates_as_its_marian_copy_does(drill, place, tmp_path, beam):
+def test_a_run_translates_as_its_marian_copy_does(drill, place, tmp_path):
     code, out, err = drill("export", "runs/post", str(tmp_path / "marian"), "--positions", "128")
     assert code == 0, err
     assert "a Marian model" in out
-    search = ("--beam", str(beam), "--length-penalty", "0", "--device", "cpu")
+    search = ("--beam", "2", "--length-penalty", "0", "--device", "cpu")
     ours = drill("translate", "runs/post", "pairs/test.en", *search)[1].splitlines()
 
     theirs = transformers.MarianMTModel.from_pretrained(tmp_path / "marian").eval()
@@ -42,7 +41,7 @@ def test_a_run_translates_as_its_marian_copy_does(drill, place, tmp_path, beam):
         written = theirs.generate(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
-            num_beams=beam,
+            num_beams=2,
             max_length=end,
         )
         found += tokenizer.batch_decode(written, skip_special_tokens=True)

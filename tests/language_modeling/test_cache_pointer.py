@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import DataError
@@ -114,7 +114,6 @@ def test_new_word_has_no_probability_in_the_cache():
     assert known.nll == pytest.approx(first, rel=1e-9)
 
 
-@settings(max_examples=40)
 @given(
     cached=st.integers(0, 6),
     queries=st.integers(1, 7),

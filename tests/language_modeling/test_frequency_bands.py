@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import EOS, DataError, load_corpus
@@ -99,7 +99,6 @@ def test_changes_that_are_not_finite():
     words=st.integers(1, 60),
     edges=st.lists(st.integers(1, 9000), min_size=1, max_size=6, unique=True).map(sorted),
 )
-@settings(max_examples=60)
 def test_bands_part_the_tokens_and_their_sums_add_up(seed, tokens, words, edges):
     generator = np.random.default_rng(seed)
     counts = (10 ** generator.uniform(-0.5, 4.5, words)).astype(np.int64)

@@ -60,12 +60,6 @@ def test_inference_costs_what_the_folded_head_costs(layers, name):
     assert counted.inference_flops == counter.get_total_flops()
 
 
-def test_a_deep_residual_layer_deploys_at_the_price_of_a_tied_one(layers):
-    deep, tied = cost(layers["deep-residual"], N), cost(layers["tied"], N)
-    assert deep.train_flops > tied.train_flops
-    assert deep.inference_flops == tied.inference_flops == 2 * N * V * d
-
-
 def test_a_mixture_does_not_fold_and_pays_for_every_expert(layers):
     counted = cost(layers["mixture"], N)
     assert not counted.folded
@@ -119,11 +113,6 @@ def test_the_fused_encoder_costs_what_the_loop_costs(layers):
     fused = DeepResidual(nn.Embedding(V, d), depth=k, impl="triton")
     assert cost(fused, N) == cost(layers["deep-residual"], N)
     assert fused.impl == "triton"
-
-
-def test_depth_zero_costs_what_tying_costs():
-    embedding = nn.Embedding(V, d)
-    assert cost(DeepResidual(embedding, depth=0), N) == cost(TiedSoftmax(embedding), N)
 
 
 def test_a_layer_in_use_is_left_as_it_was():

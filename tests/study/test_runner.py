@@ -213,6 +213,7 @@ runner.StudyRunner(read_plan("plan.toml"), Path("results.jsonl"), Path("runs")).
 """
 
 
+@pytest.mark.slow
 def test_a_killed_study_resumes(place):
     place.behave(b_seed_1__train="wait")
     plan = place.plan()

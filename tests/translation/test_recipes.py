@@ -1,7 +1,5 @@
 """The recipes of translators: what they hold, and what no recipe can hold."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -58,11 +56,6 @@ def test_papers_model_has_the_papers_size():
     assert counts["wmt14-tied"] == 44_140_544 + 2 * 34_450 * 512 + 34_450
     rate = recipe("wmt14-drill").optimizer
     assert rate["lr"] == pytest.approx(2 * (512 * 8000) ** -0.5, rel=1e-4)
-
-
-def test_page_names_every_setting_of_training():
-    page = (Path(__file__).parents[2] / "docs" / "translation.md").read_text()
-    assert [key for key in recipe("mt-demo").training if f"`{key}`" not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,9 @@ def test_any_size_gives_what_the_reference_gives(engine, size, rows_of_both_kind
     torch.testing.assert_close(found, given.solve(impl="reference", reduction="sum"))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@every_dtype
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)]
+)
 @every_engine
 def test_errors_are_those_of_plain_pytorch(engine, dtype, bias):
     given = mixture(many_tokens(engine), K, V, k, bias, dtype, engine.device)
@@ -410,8 +411,15 @@ def test_a_maximum_may_come_at_the_end_of_a_row(engine, dtype, monkeypatch):
         assert (fast.double() - exact).norm() < 2.5 * (rough.double() - exact).norm() + slack
 
 
-@pytest.mark.parametrize(("label", "value"), [(0, torch.nan), (V - 1, torch.inf)])
-@every_dtype
+@pytest.mark.parametrize(
+    ("dtype", "label", "value"),
+    [
+        (torch.float32, 0, torch.nan),
+        (torch.float32, V - 1, torch.inf),
+        (torch.bfloat16, 0, torch.nan),
+        (torch.float16, V - 1, torch.inf),
+    ],
+)
 @every_engine
 def test_a_label_without_a_finite_logit_is_nan(engine, dtype, label, value, rows_of_both_kinds):
     given = mixture(5, K, V, k, dtype=dtype, device=engine.device)  # two chunks
@@ -455,7 +463,7 @@ def test_tensors_with_gaps_in_memory(engine, experts, bias):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("size", [(40, 5, 1000, 8), (200, 5, 600, 8), (300, 4, 50, 16)], ids=str)
+@pytest.mark.parametrize("size", [(40, 5, 1000, 8), (300, 4, 50, 16)], ids=str)
 def test_peak_memory_is_the_budget_and_the_gradients(size, dtype, monkeypatch):
     monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, "cpu", 2**30)  # only memory bounds a chunk
     budget = 2**20

@@ -2,7 +2,6 @@
 
 import warnings
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,23 +174,6 @@ def test_gradients_may_go_back_to_the_first_stream(first):
     with on_stream(None, [Result()]):
         work()
     assert EVENTS == ALONE
-
-
-@pytest.mark.parametrize(("begun", "blocks"), [(False, 132), (True, 44)])
-def test_labels_leave_room_for_the_recurrence(begun, blocks, first, monkeypatch):
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    E, found = nn.Parameter(torch.ones(3)), []
-
-    def counted(E):
-        found.append(label_encoder_chain._blocks(E.device, tiles=260))
-        return Result()
-
-    with overlap_scope([E]):
-        if begun:
-            mark_start(first)
-        run_overlapped(counted, E)
-    assert found == [blocks]
 
 
 @pytest.mark.parametrize(
