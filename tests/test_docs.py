@@ -60,7 +60,7 @@ def run_page(page: Path) -> None:
 
 
 # bfloat16 on a CPU, hundreds of training steps, converters
-SLOW = {"inference", "loss", "transformer", "onnx", "ctranslate2"}
+SLOW = {"inference", "loss", "transformer", "tutorial", "onnx", "ctranslate2"}
 
 
 @pytest.mark.parametrize(

