@@ -1,16 +1,11 @@
 """All maps of the label encoder in one launch; see ``test_label_encoder`` for what all share."""
 
 import copy
-import ctypes
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from drill.kernels.label_encoder.chain import chain as module
 from drill.kernels.label_encoder.chain.chain import (
     MOST_STAGES,
     ROWS,
@@ -45,91 +40,7 @@ def as_streamed(U: Tensor) -> Tensor:
     return whole.reshape(L, groups, 8, groups, 8).permute(0, 3, 1, 2, 4)
 
 
-def as_the_instruction_reads(stage: Tensor, rows: int) -> Tensor:
-    """(rows, 16) of a stage in shared memory, by the strides of its descriptor."""
-    n, k = torch.meshgrid(torch.arange(rows), torch.arange(16), indexing="ij")
-    byte = n // 8 * 128 + k // 8 * (16 * rows) + n % 8 * 16 + k % 8 * 2
-    return stage.flatten()[byte // 2]
-
-
-def prepare(
-    shape: Shape, blocks: int, threads: int, arguments: Sequence[Any], together: bool
-) -> None:
-    """``label_encoder_chain_prepare``, all threads at once, by its own arithmetic."""
-    table, forward, back, bias, wide, wide_biases = arguments
-    d, groups = shape.width, shape.padded // 8
-    thread = torch.arange(blocks * threads)
-    thread = thread[thread // (8 * groups * groups) < shape.maps]
-    n, k = thread % (8 * groups), thread // (8 * groups) % groups * 8
-    layer = thread // (8 * groups * groups)
-    inside = ((n < d) & (k < d))[:, None]
-    U = torch.stack([entries(each, d * d, wide) for each in table.weights[: shape.maps]])
-    n, k, e = n[:, None], k[:, None], torch.arange(8)
-    for out, at in ((forward, n * d + k + e), (back, (k + e) * d + n)):
-        if out.numel():
-            v = U[layer[:, None], at.where(inside, 0)].where(inside, 0)
-            out.view(-1, 8)[thread] = v.bfloat16()
-    for i, each in enumerate(table.biases[: shape.maps]):
-        bias[i] = 0 if each is None else entries(each, d, wide_biases)
-
-
-def finish(
-    shape: Shape, blocks: int, threads: int, arguments: Sequence[Any], together: bool
-) -> None:
-    """What ``label_encoder_chain_finish`` leaves, in the dtypes that it is told of."""
-    sums, dU, db, _, wide, wide_biases = arguments
-    whole, d = sums.sum(1), shape.width
-    for out, values, told in ((dU, whole[..., :d], wide), (db, whole[..., d], wide_biases)):
-        assert out.dtype == (torch.float32 if told else torch.bfloat16)
-        out.copy_(values)
-
-
-def entries(address: int, count: int, wide: int) -> Tensor:
-    kind, dtype = (ctypes.c_float, torch.float32) if wide else (ctypes.c_uint16, torch.bfloat16)
-    return torch.frombuffer((kind * count).from_address(address), dtype=dtype)
-
-
-@pytest.fixture
-def on_this_machine(monkeypatch):
-    """What the kernels do to parameters, in PyTorch."""
-    kernels = {"prepare": prepare, "finish": finish}
-    monkeypatch.setattr(
-        module, "_for_parameters", lambda name, shape, _: partial(kernels[name], shape)
-    )
-
-
-@pytest.mark.usefixtures("on_this_machine")
-@pytest.mark.parametrize("width", [16, 24, 280, 400])
-def test_the_instruction_finds_the_weights(width):
-    U = torch.randn(2, width, width).bfloat16()
-    shape = Shape(width, 2, PLAIN, False)
-    forward, back, _ = prepared(U.unbind(), (), shape, keep=True)
-    for stream, expected in ((forward, U), (back, U.transpose(1, 2))):
-        read = torch.stack(
-            [
-                torch.cat([as_the_instruction_reads(step, shape.padded) for step in steps], 1)
-                for steps in stream.unflatten(1, (-1, 2))  # 16 columns a step
-            ]
-        )
-        assert torch.equal(read[:, :width, :width], expected)
-        assert read.count_nonzero() == U.count_nonzero()  # padded by zeros
-
-
 MIXED = [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
-
-
-@pytest.mark.usefixtures("on_this_machine")
-@pytest.mark.parametrize(("dtype", "bias_dtype"), MIXED, ids=str)
-def test_biases_keep_their_digits_whatever_the_weights_are(dtype, bias_dtype):
-    shape = Shape(24, 3, PLAIN, False)
-    U, biases = torch.randn(3, 24, 24).to(dtype), torch.randn(3, 24).to(bias_dtype)
-    forward, _, b = prepared(U.unbind(), biases.unbind(), shape, keep=False)
-    assert torch.equal(forward, as_streamed(U.bfloat16()))
-    assert torch.equal(b, biases.float())
-    sums = torch.randn(3, 2, 24, 24 + 16)
-    dU, db = finished(sums, shape, dtype, bias_dtype)
-    assert torch.equal(dU, sums.sum(1)[:, :, :24].to(dtype))
-    assert torch.equal(db, sums.sum(1)[:, :, 24].to(bias_dtype))
 
 
 @pytest.mark.parametrize("width", [16, 24, 64, 280, 400])
