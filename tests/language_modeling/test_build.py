@@ -281,16 +281,6 @@ def test_other_settings_raise_but_for_epochs_and_saving(texts, run):
     assert saved(run / "recipe.toml") == more
 
 
-def test_run_that_failed_before_it_started_can_start_again(tmp_path, texts, run):
-    """A batch too large for the text is found after the folder is made."""
-    with pytest.raises(DataError, match="columns"):
-        train(small(texts, "training.batch_size=4000"), tmp_path / "new", device="cpu")
-    with pytest.raises(SettingsError, match="max_grad_norm"):
-        train(small(texts, "optimizer.max_grad_norm=-1"), tmp_path / "new", device="cpu")
-    train(small(texts), tmp_path / "new", device="cpu")
-    assert unlike(all_of(tmp_path / "new"), all_of(run)) == []
-
-
 def test_changed_text_raises(tmp_path, own_texts, monkeypatch):
     texts = own_texts
     stopped(monkeypatch, small(texts), tmp_path / "run", 14)

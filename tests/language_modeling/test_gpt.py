@@ -225,14 +225,6 @@ def test_generation_with_a_cache_is_that_without(run, monkeypatch):
     assert run.generate("boat, is", **options) == cached
 
 
-def test_generation_repeats_by_seed(drill):
-    words = ("generate", "runs/gpt", "--tokens", "40", "--samples", "2", "--device", "cpu")
-    code, out, err = drill(*words, "--seed", "1", "--prompt", "sea ")
-    assert code == 0, err
-    assert out.startswith("sea")
-    assert drill(*words, "--seed", "1", "--prompt", "sea ")[1] == out
-
-
 def test_run_that_was_untied_is_loaded(drill, place):
     words = ("train", "gpt.toml", "--name", "untied", "--device", "cpu")
     code, _, err = drill(*words, "--set", "training.untie_at=0.7")

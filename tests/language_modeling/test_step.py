@@ -224,16 +224,6 @@ def test_capture_blocker_says_why_steps_are_launched():
     assert "not cpu" in capture_blocker(step.model, step.optimizer, True, 1, None)
 
 
-def test_more_lengths_than_graphs_are_launched_with_one_warning(monkeypatch, caplog):
-    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
-    step, state = prepared(AdamW())
-    with caplog.at_level("WARNING", logger="drill"):
-        for length in (5, 5, 6, 6, 6, 7, 7):
-            step(state, Segment(0, length, length), 0.0)
-    assert list(step.cache.replays) == [5]
-    assert len(caplog.messages) == 1
-
-
 def with_unused(embedding):
     """A layer with a trained parameter that its loss does not touch."""
     layer = TiedSoftmax(embedding)

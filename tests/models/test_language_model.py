@@ -3,15 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from drill.layers import (
-    Bilinear,
     DeepResidual,
-    DualNonlinear,
-    FullSoftmax,
-    MixtureOfSoftmaxes,
     TiedSoftmax,
 )
 from drill.models import AwdLstm
@@ -84,35 +79,7 @@ def test_the_state_is_carried_without_its_graph():
     torch.testing.assert_close((first.nll + second.nll) / 2, whole.nll)
 
 
-def test_log_probs_are_normalised_and_give_the_nll():
-    model, (ids, targets) = make(), batch()
-    log_probs, state = model.log_probs(ids)
-    assert log_probs.shape == (T, B, V)
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(T, B, dtype=torch.float64))
-    picked = -log_probs.gather(-1, targets[..., None]).mean()
-    torch.testing.assert_close(picked, model.loss(ids, targets).nll)
-    assert [s.shape for s in state[0]] == [s.shape for s in model.initial_state(B)[0]]
-
-
 # -- ties and dropout -----------------------------------------------------------------------------
-
-
-def test_labels_and_words_are_one_parameter_always(tmp_path):
-    model = make()
-
-    def tied(m: LanguageModel) -> bool:
-        return m.layer.label_weight is m.encoder.embedding.weight
-
-    assert tied(model)
-    assert tied(model.to(torch.float32))
-    save_model(model, str(tmp_path / "model.safetensors"))
-    other = make().float()
-    load_model(other, str(tmp_path / "model.safetensors"))
-    assert tied(other)
-    ids, targets = batch()
-    assert torch.equal(model.loss(ids, targets).nll, other.loss(ids, targets).nll)
-    model.load_state_dict(other.state_dict())
-    assert tied(model)
 
 
 def test_dropped_words_are_not_dropped_as_labels():
@@ -137,35 +104,6 @@ def test_without_dropout_reaches_the_layer_and_comes_back():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert all(module.training for module in model.modules())
     assert not torch.equal(model.loss(ids, targets).nll, model.loss(ids, targets).nll)
-
-
-# -- counts ---------------------------------------------------------------------------------------
-
-PTB, WT2 = 10_000, 33_278
-
-
-@pytest.mark.parametrize(
-    ("words", "layer", "sizes", "count"),
-    [
-        (PTB, TiedSoftmax, (400, 1150, 400), 24_221_600),
-        (PTB, lambda e: Bilinear(e, map_bias=True), (400, 1150, 400), 24_382_000),
-        (PTB, lambda e: DualNonlinear(e, joint_size=400), (400, 1150, 400), 24_542_400),
-        (PTB, lambda e: DeepResidual(e, depth=1), (400, 1150, 400), 24_382_000),
-        (PTB, lambda e: DeepResidual(e, depth=4), (400, 1150, 400), 24_863_200),
-        (PTB, lambda e: FullSoftmax(e, 1150), (400, 1150, 1150), 43_827_600),
-        (PTB, lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 15, 620), (280, 960, 620), 21_500_620),
-        (WT2, TiedSoftmax, (400, 1150, 400), 33_556_078),
-        (WT2, lambda e: DeepResidual(e, depth=4), (400, 1150, 400), 34_197_678),
-        (WT2, lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 15, 650), (300, 1150, 650), 34_909_528),
-    ],
-)
-def test_models_have_the_published_number_of_parameters(words, layer, sizes, count):
-    width, hidden_size, output_size = sizes
-    with torch.device("meta"):
-        embedding = nn.Embedding(words, width)
-        encoder = AwdLstm(embedding, hidden_size, output_size=output_size)
-        model = LanguageModel(encoder, layer(embedding))
-    assert model.parameter_count() == count
 
 
 # -- any layer ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from drill.layers import (
@@ -109,49 +108,7 @@ def test_a_locked_dropout_of_the_layer_is_shared_over_time_not_over_sentences(mo
     assert not (lost == lost[:, :1]).all()
 
 
-# -- micro-batches --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [DeepResidual, lambda e: MixtureOfSoftmaxes(DeepResidual(e), 2)],
-    ids=["deep residual", "mixture"],
-)
-def test_micro_batches_share_their_labels_and_have_the_gradient_of_the_whole(layer):
-    model, rows = make(layer), batch()
-    tokens = (rows[2] != PAD).sum()
-    parameters = list(model.parameters())
-    expected = torch.autograd.grad(model.loss(*rows), parameters)
-    encoded = []
-    matrix = next(m for m in model.modules() if isinstance(m, DeepResidual))
-    matrix.maps[0].register_forward_hook(lambda *_: encoded.append(1))
-    with model.layer.shared_labels():
-        for part in zip(*(each.split(1) for each in rows), strict=True):
-            (model.loss(*part, reduction="sum") / tokens).backward()
-    assert len(encoded) == 1
-    torch.testing.assert_close([p.grad for p in parameters], list(expected), rtol=0, atol=1e-12)
-
-
 # -- ties and counts ------------------------------------------------------------------------------
-
-
-def test_labels_and_words_are_one_parameter_always(tmp_path):
-    model = make(dtype=torch.float32)
-
-    def tied(m: Translator) -> bool:
-        E = m.layer.label_weight
-        return E is m.transformer.target_embedding.weight is m.transformer.source_embedding.weight
-
-    assert tied(model)
-    save_model(model, str(tmp_path / "model.safetensors"))
-    other = make(dtype=torch.float32)
-    load_model(other, str(tmp_path / "model.safetensors"))
-    assert tied(other)
-    rows = batch()
-    assert torch.equal(model.loss(*rows), other.loss(*rows))
-    assert tied(model.to(torch.float64))
-    model.load_state_dict(other.state_dict())
-    assert tied(model)
 
 
 def test_separate_vocabularies_tie_the_target_alone():
@@ -163,18 +120,6 @@ def test_separate_vocabularies_tie_the_target_alone():
     assert (target.weight.grad.abs().sum(1) > 0).all()  # every label is in the softmax
     read = set(rows[0].flatten().tolist()) - {PAD}
     assert set((source.weight.grad.abs().sum(1) > 0).nonzero().flatten().tolist()) == read
-
-
-@pytest.mark.parametrize(
-    ("layer", "extra"), [(TiedSoftmax, 0), (lambda e: DeepResidual(e, depth=2), 525_312)]
-)
-def test_the_published_models_have_the_published_counts(layer, extra):
-    words = 34_000  # each of two tables
-    with torch.device("meta"):
-        source, target = nn.Embedding(words, 512), nn.Embedding(words, 512)
-        model = Translator(Transformer.preset("base", source, target), layer(target))
-    bias = words
-    assert model.parameter_count() == 44_140_544 + 2 * words * 512 + bias + extra
 
 
 def test_what_is_frozen_is_not_counted():
@@ -215,11 +160,6 @@ def test_any_layer_trains_on_the_transformer(name):
         loss.backward()
         optimizer.step()
     assert evaluated() < 0.8 * before
-
-
-def test_low_precision_has_a_float32_loss():
-    model, rows = make(dtype=torch.float32), batch()
-    assert model.to(torch.bfloat16).loss(*rows).dtype == torch.float32
 
 
 # -- faults ---------------------------------------------------------------------------------------

@@ -301,16 +301,6 @@ def test_values_that_only_a_model_can_refuse_name_the_key_or_the_recipe(changes,
     assert str(caught.value).startswith(sentence)
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [("optimizer.lr=-1", "lr"), ("optimizer.patience=-1", "patience")],
-)
-def test_values_that_the_optimizer_refuses_name_the_setting(change, key):
-    with pytest.raises(SettingsError, match=r"must be .*, got -1") as caught:
-        build_optimizer(recipe("ptb-drill-4", [change]))
-    assert caught.value.key == f"optimizer.{key}"
-
-
 # -- none, changes, bases -------------------------------------------------------------------------
 
 

@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,21 +23,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def read(folder: Path) -> dict:
     return json.loads((folder / "environment.json").read_text())
-
-
-def test_a_finished_run_stays_as_it_is(tmp_path, texts, monkeypatch):  # noqa: F811
-    folder = tmp_path / "run"
-    first = train(small(texts), folder, device="cpu")
-    before = contents(folder)
-    monkeypatch.setenv("DRILL_COMMIT", "another")
-    monkeypatch.setattr(sys, "argv", ["something", "else"])
-    again = train(small(texts), folder, device="cpu")
-    assert contents(folder) == before
-    assert again.test.loss == pytest.approx(first.test.loss, rel=1e-12)
-    assert (again.test.tokens, again.test.columns) == (first.test.tokens, first.test.columns)
-    assert replace(again, test=first.test) == first
-    assert train(small(texts, "training.epochs=1"), folder, device="cpu") == again
-    assert contents(folder) == before
 
 
 def test_every_resume_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
