@@ -16,17 +16,6 @@ from drill.kernels.transformer.residual_norm import choose_sublayer, residual_no
 from tests.kernels.places import every_device
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-# dtype of the residual and that of products: plain, autocast, a model in half precision.
-every_dtype = pytest.mark.parametrize(
-    ("dtype", "half"),
-    [
-        (torch.float32, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.float32, torch.float16),
-        (torch.bfloat16, torch.bfloat16),
-    ],
-    ids=str,
-)
 SHAPES = {
     "cpu": [(1, 12), (3, 23, 40)],
     "cuda": [*product((1, 67, 4096), (12, 256, 512, 1024))],
@@ -73,11 +62,17 @@ def differentiated(function, given: list[Tensor], weights: list[Tensor]) -> list
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("carry_norm", "dropout"),
-    [(False, 0.0), (False, DROPOUT), (True, DROPOUT)],
-    ids=["pre", "pre-dropout", "post-dropout"],
+    ("dtype", "half", "carry_norm", "dropout"),
+    [  # dtype of the residual and that of products: plain, autocast, a model in half precision
+        (torch.float32, torch.float32, False, 0.0),
+        (torch.float32, torch.float32, True, DROPOUT),
+        (torch.float32, torch.bfloat16, False, DROPOUT),
+        (torch.float32, torch.bfloat16, True, 0.0),
+        (torch.float32, torch.float16, False, DROPOUT),
+        (torch.bfloat16, torch.bfloat16, True, DROPOUT),
+    ],
+    ids=str,
 )
-@every_dtype
 @every_device
 def test_a_residual_and_its_norm_are_those_of_the_formula(
     device, dtype, half, carry_norm, dropout, nan_in_fresh_memory
