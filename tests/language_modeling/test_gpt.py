@@ -14,7 +14,6 @@ from drill.data import DataError, SubwordVocabulary, Vocabulary, load_vocabulary
 from drill.data.text.corpora import encode_text
 from drill.language_modeling.build import language_model
 from drill.language_modeling.evaluation.frequency_bands import SUBWORD_EDGES
-from drill.recipes.reader import recipe_names
 from drill.report.results.ledger import record
 from drill.training.device import meta_init
 from drill.training.settings import recipe
@@ -113,12 +112,6 @@ def test_vocabulary_is_saved_in_the_run(place, run, tmp_path):
         load_vocabulary(file)
 
 
-def test_word_options_raise(place, monkeypatch):
-    monkeypatch.chdir(place)
-    with pytest.raises(DataError, match="tokenizer"):
-        read_corpus("text", tokenizer=300, min_count=2)
-
-
 # -- evaluation ------------------------------------------------------------------------------------
 
 
@@ -204,20 +197,6 @@ def test_scores_are_those_of_the_model(drill, run):
     assert float(out.split("\t")[0]) < 0
 
 
-def test_greedy_text_has_the_highest_scores(run):
-    """Each token, drawn after a text longer than the context, is the likeliest after it."""
-    text = run.generate("boat, is", max_new_tokens=30, temperature=0.0)
-    assert text.startswith("boat, is")
-    read = [run.vocabulary.ids["<eos>"], *run.vocabulary.encode(text.split("\n"))[:-1].tolist()]
-    prompt = len(run.vocabulary.encode(["boat, is"]))
-    with torch.no_grad():
-        state = run.model.encoder.reading_state(1)
-        log_probs, _ = run.model.log_probs(torch.tensor(read)[:, None], state)
-    # BPE may cut the written text otherwise than the model wrote it: only the first are compared
-    first = log_probs[prompt - 1, 0].argmax()
-    assert run.vocabulary.bytes_of[first].decode("utf-8", "ignore") in text[len("boat, is") :]
-
-
 def test_generation_with_a_cache_is_that_without(run, monkeypatch):
     options = {"max_new_tokens": 40, "temperature": 0.5, "seed": 3, "samples": 2}
     cached = run.generate("boat, is", **options)
@@ -235,14 +214,6 @@ def test_run_that_was_untied_is_loaded(drill, place):
 
 
 # -- recipes ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("gpt-")])
-def test_recipes_are_of_this_kind(name):
-    settings = recipe(name)
-    assert settings.encoder["name"] == "hf"
-    assert settings.data["tokenizer"] != "words"
-    assert settings.training["bptt"] <= settings.encoder["context_length"]
 
 
 @pytest.mark.parametrize(("name", "millions"), [("gpt-drill", 14), ("gpt-medium-drill", 50)])

@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -263,9 +261,3 @@ def test_runs_with_two_tokenizers_are_an_error(drill, served, subwords_place):
     for other in runs[1:]:
         code, _, err = drill("play", runs[0], other, "--port", "0")
         assert (code, "tokenizer" in err) == (1, True)
-
-
-def test_help_needs_neither_torch_nor_the_server():
-    program = "import sys, drill.cli.app; assert not {'torch', 'starlette'} & {*sys.modules}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
