@@ -5,16 +5,8 @@ import torch
 
 from drill.errors import SettingsError
 from drill.recipes.reader import recipe_names
-from drill.tasks import train
 from drill.training.settings import TRANSLATION, recipe
 from drill.translation.build import translator
-from tests.tiny_translation_place import make_place, small
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
-
 
 TRANSLATIONS = [name for name in recipe_names() if recipe(name).task == TRANSLATION]
 
@@ -82,11 +74,6 @@ def test_wrong_setting_is_named(change, fault):
 def test_table_of_translation_is_none_of_a_language_model():
     with pytest.raises(SettingsError, match="subwords: is no table of a recipe"):
         recipe("demo-drill", ["subwords.size=300"])
-
-
-def test_model_that_cannot_be_built_names_the_recipe(here):
-    with pytest.raises(SettingsError, match=r"the recipe mt-demo makes no model: .*heads"):
-        train(small("encoder.heads=3"), "runs/none", device="cpu")
 
 
 def test_translator_has_averages_of_its_own():

@@ -10,7 +10,6 @@ import torch
 
 from drill.data import Subwords
 from drill.errors import RunFolderError, SettingsError
-from drill.language_modeling.build import finetuning
 from drill.tasks import train
 from drill.training.run import checkpoint
 from drill.training.settings import saved
@@ -135,8 +134,3 @@ def test_clusters_stay_those_that_the_weights_were_trained_for(here, tmp_path):
     (run / "target_counts.json").unlink()
     with pytest.raises(RunFolderError, match=r"target_counts\.json"):
         load_translation(run, device="cpu")
-
-
-def test_finetuning_a_translator_names_init_from(here):
-    with pytest.raises(SettingsError, match="init_from=runs/tiny"):
-        finetuning("runs/tiny")
