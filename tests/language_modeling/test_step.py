@@ -158,7 +158,7 @@ def test_steps_are_recorded_again_when_averaging_starts(optimizer):
     assert step.optimizer.averaging
     step(state, Segment(0, 5, 5), 0.5)
     assert step.cache.replays[5] is second
-    assert step.optimizer.average.count == 2
+    assert step.optimizer.late_average.count == 2
 
 
 def test_overlap_scope_knows_all_parameters_for_the_whole_step():

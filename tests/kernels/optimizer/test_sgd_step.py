@@ -165,7 +165,7 @@ def test_it_averages_as_one_tensor_after_the_other_does(average):
     assert ours._fused
     assert ours.numbers() == theirs.numbers()
     torch.testing.assert_close(found, truth, rtol=2e-6, atol=2e-7)
-    for a, b in zip(ours.average.values, theirs.average.values, strict=True):
+    for a, b in zip(ours.late_average.values, theirs.late_average.values, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
 
 

@@ -300,7 +300,7 @@ def test_averaging_goes_on_when_the_run_is_given_more_time():
     for progress in (0.4, 0.6, 0.3):
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
         optimizer.step(70, 70, progress)
-    assert optimizer.average.count == 2
+    assert optimizer.late_average.count == 2
 
 
 @every_average
@@ -470,9 +470,7 @@ def test_adamw_on_a_cpu_is_the_fused_adamw_of_torch():
     optimizer.setup(zip("ab", ours, strict=True))
     assert optimizer.optimizer.defaults["fused"]
     groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:]}]
-    loop = torch.optim.AdamW(
-        groups, lr=0.01, betas=optimizer.betas, weight_decay=0.0, foreach=False
-    )
+    loop = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.99), weight_decay=0.0, foreach=False)
     for _ in range(5):
         for a, b in zip(ours, theirs, strict=True):
             a.grad = torch.randn_like(a)

@@ -231,24 +231,6 @@ class WeightAverage:
         self.count = count
 
 
-def late_average(
-    average_from: float | None,
-    average: AverageKind,
-    ema_decay: float,
-    patience: int | None = None,
-) -> WeightAverage | None:
-    """The average that the settings of an optimizer ask for, or None."""
-    if average_from is not None:
-        return WeightAverage(average_from, average, ema_decay, patience)
-    if average != "tail" or patience is not None:
-        given = f"average {average!r}" if average != "tail" else "average_patience"
-        raise ValueError(
-            f"WeightAverage: {given} needs average_from, the share of the run from which weights "
-            "are averaged"
-        )
-    return None
-
-
 class NonMonotone:
     """Triggers once an epoch is worse than the best epoch before the last ``patience`` ones.
 

@@ -1,19 +1,20 @@
 """Muon for the matrices inside a model, AdamW for all other parameters."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from drill.errors import check_value
-from drill.training.optim.adamw import AdamW, Schedule
+from drill.training.optim.adamw import AdamW
 from drill.training.run.checkpoint import sharded_as
 
 TABLES = ("emb", "wte", "wpe")  # in the names of matrices whose rows are looked up
 
 
+@dataclass(eq=False, kw_only=True)
 class Muon(AdamW):
     """Momentum whose matrix is orthogonalised before the step (Jordan et al., 2024).
 
@@ -21,62 +22,16 @@ class Muon(AdamW):
     AdamW. Steps of Muon have the size of AdamW's, so both share lr, weight decay and schedule.
 
     Args:
-        lr: the highest learning rate.
-        weight_decay: of matrices.
-        max_grad_norm: gradients are clipped to this norm; None does not clip.
-        schedule: "constant" after a linear warmup, "linear" or "cosine" to final * lr after it,
-            "one-cycle", or "inverse-sqrt", which needs no length of the run: up to lr at step
-            warmup_steps, from there on lr * sqrt(warmup_steps / step).
-        warmup: share of the run in which the rate rises.
-        warmup_steps: of "inverse-sqrt".
         momentum: of Muon.
-        beta1: of AdamW: decay of the mean of gradients.
-        beta2: of AdamW: decay of the mean of their squares.
-        eps: of AdamW, is added to the denominator.
-        hold: share of the run at lr before a linear or cosine decay.
-        final: share of lr at the end of such a decay.
-        map_lr_scale: factor of the learning rate of label maps.
-        map_weight_decay: of label maps; None is ``weight_decay``.
-        map_warmup: share of the run in which the rate of label maps rises.
+
+    Other arguments are those of ``AdamW``.
     """
 
-    def __init__(
-        self,
-        lr: float = 1e-3,
-        *,
-        weight_decay: float = 0.1,
-        max_grad_norm: float | None = 1.0,
-        schedule: Schedule = "cosine",
-        warmup: float = 0.05,
-        warmup_steps: int = 4000,
-        momentum: float = 0.95,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        eps: float = 1e-8,
-        hold: float = 0.0,
-        final: float = 0.0,
-        map_lr_scale: float = 1.0,
-        map_weight_decay: float | None = None,
-        map_warmup: float = 0.0,
-    ) -> None:
-        super().__init__(
-            lr,
-            weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm,
-            schedule=schedule,
-            warmup=warmup,
-            warmup_steps=warmup_steps,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            hold=hold,
-            final=final,
-            map_lr_scale=map_lr_scale,
-            map_weight_decay=map_weight_decay,
-            map_warmup=map_warmup,
-        )
-        check_value(0.0 <= momentum < 1.0, "Muon: momentum", "in [0, 1)", momentum)
-        self.momentum = momentum
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("momentum", 0.0 <= self.momentum < 1.0, "in [0, 1)")
 
     def build(self) -> Optimizer:
         everything = self.parameters

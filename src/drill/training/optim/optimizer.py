@@ -8,15 +8,22 @@ import abc
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args, get_type_hints
 
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.errors import check_value
-from drill.training.optim.averaging import AveragedSgd, WeightAverage, averaged, replaced
-from drill.training.optim.schedules import run_rate
+from drill.training.optim.averaging import (
+    AveragedSgd,
+    AverageKind,
+    WeightAverage,
+    averaged,
+    replaced,
+)
+from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
 from drill.training.run.checkpoint import sharded_as
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
@@ -62,54 +69,45 @@ def is_label_map(name: str) -> bool:
     return owner == "layer" and not LABEL_MAPS.isdisjoint(path)
 
 
+@dataclass(eq=False, kw_only=True)
 class ScheduledOptimizer(abc.ABC):
     """An optimizer with its schedule, clipping and average of weights; the base class of all.
 
     Args:
-        lr: learning rate.
+        lr: learning rate of a full-length step, scaled for others by their length over bptt.
         weight_decay: of parameters.
         max_grad_norm: gradients are clipped to this norm; None does not clip.
-        map_lr_scale: the learning rate of label maps (``is_label_map``) is ``lr`` times this.
-        map_weight_decay: weight decay of label maps; None is that of the other parameters.
-        map_warmup: fraction of the run in which the rate of label maps rises linearly.
+        map_lr_scale: factor of the learning rate of label maps (``is_label_map``).
+        map_weight_decay: of label maps; None is ``weight_decay``.
+        map_warmup: share of the run in which the rate of label maps rises linearly.
     """
 
-    average: WeightAverage | None = None
-    """Of late iterates, for optimizers that have one."""
+    lr: float = field(kw_only=False)
+    weight_decay: float
+    max_grad_norm: float | None
+    map_lr_scale: float = 1.0
+    map_weight_decay: float | None = None
+    map_warmup: float = 0.0
 
-    def __init__(
-        self,
-        lr: float,
-        weight_decay: float,
-        max_grad_norm: float | None,
-        map_lr_scale: float,
-        map_weight_decay: float | None,
-        map_warmup: float,
-    ) -> None:
-        name = type(self).__name__
-        finite, norm = "a finite number", max_grad_norm
-        check_value(0.0 < lr < math.inf, f"{name}: lr", f"{finite} above 0", lr)
-        own_decay = weight_decay if map_weight_decay is None else map_weight_decay
-        least_zero = {
-            "weight_decay": weight_decay,
-            "map_weight_decay": own_decay,
-            "map_lr_scale": map_lr_scale,
-        }
-        for key, value in least_zero.items():
-            check_value(0.0 <= value < math.inf, f"{name}: {key}", f"{finite} of at least 0", value)
-        share = "a share of the run in [0, 1)"
-        check_value(0.0 <= map_warmup < 1.0, f"{name}: map_warmup", share, map_warmup)
-        clips = norm is None or norm > 0.0
-        check_value(clips, f"{name}: max_grad_norm", "a positive number or none", norm)
-        self.lr = lr
-        self.now = lr  # the rate of the last full-length step, which a schedule may change
-        self.weight_decay = weight_decay
-        self.map_lr_scale, self.map_weight_decay = map_lr_scale, own_decay
-        self.map_warmup = map_warmup
-        self.maps_differ = (map_lr_scale, map_weight_decay, map_warmup) != (1.0, None, 0.0)
-        self.max_grad_norm = max_grad_norm
+    def __post_init__(self) -> None:
+        finite = "a finite number"
+        self.check("lr", 0.0 < self.lr < math.inf, f"{finite} above 0")
+        for key in ("weight_decay", "map_weight_decay", "map_lr_scale"):
+            value = getattr(self, key)
+            self.check(key, value is None or 0.0 <= value < math.inf, f"{finite} of at least 0")
+        self.check("map_warmup", 0.0 <= self.map_warmup < 1.0, SHARE_OF_RUN)
+        clips = self.max_grad_norm is None or self.max_grad_norm > 0.0
+        self.check("max_grad_norm", clips, "a positive number or none")
+        self.now = self.lr  # the rate of the last full-length step, which a schedule may change
+        maps = (self.map_lr_scale, self.map_weight_decay, self.map_warmup)
+        self.maps_differ = maps != (1.0, None, 0.0)
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer: Optimizer | None = None
+        self.late_average: WeightAverage | None = None  # of late iterates, where there is one
+
+    def check(self, key: str, ok: bool, wanted: str) -> None:
+        """Raise ValueError about a setting unless it is ``ok``."""
+        check_value(ok, f"{type(self).__name__}: {key}", wanted, getattr(self, key))
 
     @abc.abstractmethod
     def build(self) -> Optimizer:
@@ -130,14 +128,11 @@ class ScheduledOptimizer(abc.ABC):
         rest: list[nn.Parameter] = []
         for name, p in named.items():
             (maps if self.maps_differ and is_label_map(name) else rest).append(p)
-        groups: list[dict[str, Any]] = [
-            {"params": rest, "weight_decay": self.weight_decay if decays else 0.0},
-            {
-                "params": maps,
-                "weight_decay": self.map_weight_decay if decays else 0.0,
-                "maps": True,
-            },
-        ]
+        decay = self.weight_decay if decays else 0.0
+        groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": decay}]
+        if decays and self.map_weight_decay is not None:
+            decay = self.map_weight_decay
+        groups.append({"params": maps, "weight_decay": decay, "maps": True})
         return [group for group in groups if group["params"]]
 
     def rate(self, progress: float) -> float:
@@ -149,9 +144,9 @@ class ScheduledOptimizer(abc.ABC):
 
         ``prepare_step`` does so too. A recorder calls this first, to see the change in time.
         """
-        average = self.average
-        if average is not None and not average.begun and average.due(progress):
-            average.begin(list(self.parameters.values()))
+        late = self.late_average
+        if late is not None and not late.begun and late.due(progress):
+            late.begin(list(self.parameters.values()))
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
         """Clip, step with lr * sampled_length / bptt, drop the gradients."""
@@ -173,8 +168,8 @@ class ScheduledOptimizer(abc.ABC):
                 group["lr"].fill_(own)  # where a recorded step reads it
             else:
                 group["lr"] = own
-        if self.average is not None and self.average.begun:
-            self.average.prepare_step()
+        if self.late_average is not None and self.late_average.begun:
+            self.late_average.prepare_step()
 
     def apply_step(self) -> None:
         """The device's part of a step; it can be recorded and replayed after ``prepare_step``."""
@@ -183,14 +178,14 @@ class ScheduledOptimizer(abc.ABC):
             clip_(self.parameters.values(), self.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if self.average is not None and self.average.begun:
-            self.average.add()
+        if self.late_average is not None and self.late_average.begun:
+            self.late_average.add()
 
     @property
     def phase(self) -> object:
         """Changes to another object when steps are taken in another way."""
-        if self.average is not None and self.average.begun:
-            return self.average
+        if self.late_average is not None and self.late_average.begun:
+            return self.late_average
         return self.optimizer
 
     @abc.abstractmethod
@@ -208,26 +203,26 @@ class ScheduledOptimizer(abc.ABC):
         increment_version(
             [*self.parameters.values(), *(each for each in values if isinstance(each, Tensor))]
         )
-        if self.average is not None:
-            self.average.replayed()
+        if self.late_average is not None:
+            self.late_average.replayed()
 
     def epoch_ended(self, valid_loss: float) -> None:
         """Called with the validation loss of an epoch."""
-        if self.average is not None:
-            self.average.validated(valid_loss)
+        if self.late_average is not None:
+            self.late_average.validated(valid_loss)
 
     @property
     def averaging(self) -> bool:
         """Whether ``averaged_weights`` gives averaged weights."""
-        if self.average is not None:
-            return self.average.count > 0
+        if self.late_average is not None:
+            return self.late_average.count > 0
         return isinstance(self.optimizer, AveragedSgd) and bool(self.optimizer.state)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Inside, the parameters are those to evaluate and to save."""
-        if self.average is not None and self.averaging:
-            with replaced(self.average.params, self.average.values):
+        if self.late_average is not None and self.averaging:
+            with replaced(self.late_average.params, self.late_average.values):
                 yield
         elif isinstance(self.optimizer, AveragedSgd) and self.averaging:
             with averaged(self.optimizer):
@@ -246,8 +241,8 @@ class ScheduledOptimizer(abc.ABC):
             for key, value in state.get(p, {}).items()
             if isinstance(value, Tensor)
         }
-        if self.average is not None and self.average.begun:
-            means = zip(self.parameters, self.average.values, strict=True)
+        if self.late_average is not None and self.late_average.begun:
+            means = zip(self.parameters, self.late_average.values, strict=True)
             found |= {f"{name}/{MEAN}": value for name, value in means}
         return found
 
@@ -260,10 +255,10 @@ class ScheduledOptimizer(abc.ABC):
                 for name, p in self.parameters.items()
             }
         }
-        if self.average is not None:
-            found["averaged"] = self.average.count
-            if self.average.patience is not None:
-                found["validations"] = [self.average.best, self.average.stale]
+        if self.late_average is not None:
+            found["averaged"] = self.late_average.count
+            if self.late_average.patience is not None:
+                found["validations"] = [self.late_average.best, self.late_average.stale]
         return found
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
@@ -288,16 +283,68 @@ class ScheduledOptimizer(abc.ABC):
                 }
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
-        if self.average is not None and self.average.patience is not None:
-            self.average.best, self.average.stale = numbers["validations"]
-        if self.average is not None and numbers["averaged"] > 0:
+        if self.late_average is not None and self.late_average.patience is not None:
+            self.late_average.best, self.late_average.stale = numbers["validations"]
+        if self.late_average is not None and numbers["averaged"] > 0:
             means = [tensors[f"{name}/{MEAN}"] for name in self.parameters]
-            self.average.load(list(self.parameters.values()), means, numbers["averaged"])
+            self.late_average.load(list(self.parameters.values()), means, numbers["averaged"])
 
     def _begun(self) -> Optimizer:
         if self.optimizer is None:
             raise RuntimeError(f"{type(self).__name__}: call setup(model.named_parameters()) first")
         return self.optimizer
+
+
+@dataclass(eq=False, kw_only=True)
+class RunScheduled(ScheduledOptimizer):
+    """An optimizer with a schedule over the whole run and an average of late weights.
+
+    Averages are validated and saved as best; training continues from the iterates. Once begun,
+    averaging does not end, even if the run is given more time.
+
+    Args:
+        schedule: "constant", or "linear" or "cosine" down to final * lr at the end of the run.
+        warmup: share of the run in which the rate rises linearly to lr.
+        hold: share of the run at lr before it decays.
+        final: share of lr at the end of the run.
+        average_from: share of the run from which weights are averaged; None averages nothing.
+        average: "tail", the mean of all iterates from there on, or "ema".
+        ema_decay: of "ema", for each step.
+        average_patience: averaging also starts after so many epochs without a better validation.
+    """
+
+    schedule: str
+    warmup: float = 0.0
+    hold: float = 0.0
+    final: float = 0.0
+    average_from: float | None = None
+    average: AverageKind = "tail"
+    ema_decay: float = 0.999
+    average_patience: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = get_args(get_type_hints(type(self))["schedule"])
+        self.check("schedule", self.schedule in known, f"one of {', '.join(known)}")
+        self.check("warmup", 0.0 <= self.warmup < 1.0, SHARE_OF_RUN)
+        decays = f"{SHARE_OF_RUN} that leaves time to decay after warmup {self.warmup}"
+        self.check("hold", 0.0 <= self.hold < 1.0 - self.warmup, decays)
+        self.check("final", 0.0 <= self.final <= 1.0, "a share of lr in [0, 1]")
+        if self.schedule not in ("linear", "cosine"):
+            for key in ("hold", "final"):
+                self.check(key, getattr(self, key) == 0.0, "0 unless schedule is linear or cosine")
+        if self.average_from is not None:
+            self.late_average = WeightAverage(
+                self.average_from, self.average, self.ema_decay, self.average_patience
+            )
+        else:
+            needed = "left out without average_from"
+            self.check("average", self.average == "tail", needed)
+            self.check("average_patience", self.average_patience is None, needed)
+
+    def rate(self, progress: float) -> float:
+        shape = {"warmup": self.warmup, "hold": self.hold, "final": self.final}
+        return run_rate(progress, lr=self.lr, schedule=cast(RunSchedule, self.schedule), **shape)
 
 
 def _check_entries(name: str, parameter: Tensor, entries: Mapping[str, Any]) -> None:

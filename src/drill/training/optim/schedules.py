@@ -1,37 +1,13 @@
 """Learning-rate schedules as pure functions."""
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 from drill.errors import check_value
 
 RunSchedule = Literal["constant", "linear", "cosine"]
+SHARE_OF_RUN = "a share of the run in [0, 1)"
 RESOLUTION = 1_000_000  # steps that a schedule divides a run into: its own are not known
-
-
-def check_schedule(
-    name: str,
-    schedule: str,
-    known: Sequence[str],
-    *,
-    warmup: float,
-    hold: float,
-    final: float,
-) -> None:
-    """Raise ValueError for settings of a schedule that the optimizer ``name`` cannot use."""
-    check_value(schedule in known, f"{name}: schedule", f"one of {', '.join(known)}", schedule)
-    share = "a share of the run in [0, 1)"
-    check_value(0.0 <= warmup < 1.0, f"{name}: warmup", share, warmup)
-    share += f" that leaves time to decay after warmup {warmup}"
-    check_value(0.0 <= hold < 1.0 - warmup, f"{name}: hold", share, hold)
-    check_value(0.0 <= final <= 1.0, f"{name}: final", "a share of lr in [0, 1]", final)
-    if schedule not in ("linear", "cosine"):
-        for key, value in (("hold", hold), ("final", final)):
-            if value != 0.0:
-                raise ValueError(
-                    f"{name}: {key} needs schedule linear or cosine, not {schedule}; leave it out"
-                )
 
 
 def run_rate(

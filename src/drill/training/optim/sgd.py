@@ -5,26 +5,31 @@ On a GPU a whole step, with clipping and averaging, is two launches (``kernels/o
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from drill.errors import check_value
 from drill.kernels.optimizer import sgd_step
-from drill.training.optim.averaging import AveragedSgd, AverageKind, NonMonotone, late_average
-from drill.training.optim.optimizer import ScheduledOptimizer
-from drill.training.optim.schedules import RunSchedule, check_schedule, run_rate
+from drill.training.optim.averaging import AveragedSgd, NonMonotone
+from drill.training.optim.optimizer import RunScheduled, ScheduledOptimizer
+from drill.training.optim.schedules import RunSchedule, run_rate
 
 logger = logging.getLogger("drill")
 
 
+@dataclass(eq=False, kw_only=True)
 class FusedSgd(ScheduledOptimizer):
     """What plain and averaged SGD share: on a GPU all of a step is two launches."""
 
-    _fused = False
-    _obstacle: str | None = None
+    lr: float = field(default=30.0, kw_only=False)
+    weight_decay: float = 1.2e-6
+    max_grad_norm: float | None = 0.25
+
+    _fused: bool = field(default=False, init=False, repr=False)
+    _obstacle: str | None = field(default=None, init=False, repr=False)
 
     def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         super().setup(named)
@@ -59,7 +64,7 @@ class FusedSgd(ScheduledOptimizer):
         if isinstance(optimizer, AveragedSgd):
             numbers = optimizer.advance()
         else:
-            late = self.average
+            late = self.late_average
             share = late.share() if late is not None and late.begun else 0.0
             numbers = [(group["lr"], share) for group in optimizer.param_groups]
         for own, (rate, share) in zip(self._numbers, numbers, strict=True):
@@ -74,8 +79,8 @@ class FusedSgd(ScheduledOptimizer):
         averages: dict[Tensor, Tensor] = {}
         if isinstance(optimizer, AveragedSgd):
             averages = {p: state["average"] for p, state in optimizer.state.items()}
-        elif self.average is not None and self.average.begun:
-            averages = dict(zip(self.average.params, self.average.values, strict=True))
+        elif self.late_average is not None and self.late_average.begun:
+            averages = dict(zip(self.late_average.params, self.late_average.values, strict=True))
         groups = [
             sgd_step.Group(
                 group["params"],
@@ -93,63 +98,31 @@ class FusedSgd(ScheduledOptimizer):
         return self._obstacle
 
 
-class Sgd(FusedSgd):
+@dataclass(eq=False, kw_only=True)
+class Sgd(FusedSgd, RunScheduled):
     """w <- w - lr (g + weight_decay w), g clipped; with a schedule and an average of late weights.
 
-    Averages are validated and saved as best; training continues from the iterates. Once begun,
-    averaging does not end, even if the run is given more time.
-
     Args:
-        lr: learning rate, scaled for each step by its sampled length over bptt.
-        weight_decay: of every parameter.
-        max_grad_norm: gradients are clipped to this norm; None does not clip.
-        schedule: "constant", or "linear" or "cosine" down to final * lr at the end of the run.
-        warmup: share of the run in which the rate rises linearly to lr.
-        hold: share of the run at lr before it decays.
-        final: share of lr at the end of the run.
         lr_decay: after ``lr_decay_after`` epochs the rate of each is divided by it once more.
         lr_decay_after: epochs.
-        average_from: share of the run from which weights are averaged; None averages nothing.
-        average: "tail", the mean of all iterates from there on, or "ema".
-        ema_decay: of "ema", for each step.
-        map_lr_scale: factor of the learning rate of label maps.
-        map_weight_decay: of label maps; None is ``weight_decay``.
-        map_warmup: share of the run in which the rate of label maps rises.
+
+    Other arguments are those of ``RunScheduled`` and ``ScheduledOptimizer``.
     """
 
-    def __init__(
-        self,
-        lr: float = 30.0,
-        *,
-        weight_decay: float = 1.2e-6,
-        max_grad_norm: float | None = 0.25,
-        schedule: RunSchedule = "constant",
-        warmup: float = 0.0,
-        hold: float = 0.0,
-        final: float = 0.0,
-        lr_decay: float = 1.0,
-        lr_decay_after: int = 0,
-        average_from: float | None = None,
-        average: AverageKind = "tail",
-        ema_decay: float = 0.999,
-        map_lr_scale: float = 1.0,
-        map_weight_decay: float | None = None,
-        map_warmup: float = 0.0,
-    ) -> None:
-        maps = (map_lr_scale, map_weight_decay, map_warmup)
-        super().__init__(lr, weight_decay, max_grad_norm, *maps)
-        self.schedule: RunSchedule = schedule
-        self.shape = {"warmup": warmup, "hold": hold, "final": final}
-        check_schedule("Sgd", schedule, get_args(RunSchedule), **self.shape)
-        check_value(lr_decay >= 1.0, "Sgd: lr_decay", "at least 1", lr_decay)
-        check_value(lr_decay_after >= 0, "Sgd: lr_decay_after", "at least 0", lr_decay_after)
-        self.lr_decay, self.lr_decay_after = lr_decay, lr_decay_after
+    schedule: RunSchedule = "constant"
+    lr_decay: float = 1.0
+    lr_decay_after: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("lr_decay", self.lr_decay >= 1.0, "at least 1")
+        self.check("lr_decay_after", self.lr_decay_after >= 0, "at least 0")
         self.epochs = 0  # done
-        self.average = late_average(average_from, average, ema_decay)
 
     def rate(self, progress: float) -> float:
         lr = self.lr / self.lr_decay ** max(0, self.epochs + 1 - self.lr_decay_after)
-        return run_rate(progress, lr=lr, schedule=self.schedule, **self.shape)
+        shape = {"warmup": self.warmup, "hold": self.hold, "final": self.final}
+        return run_rate(progress, lr=lr, schedule=self.schedule, **shape)
 
     def epoch_ended(self, valid_loss: float) -> None:
         super().epoch_ended(valid_loss)
@@ -167,35 +140,18 @@ class Sgd(FusedSgd):
         return torch.optim.SGD(self.groups(self.parameters), lr=self.lr)
 
 
+@dataclass(eq=False, kw_only=True)
 class Asgd(FusedSgd):
     """Averaged SGD from the first step on; for finetuning a trained model.
 
-    Args:
-        lr: learning rate, scaled for each step by its sampled length over bptt.
-        weight_decay: of every parameter.
-        max_grad_norm: gradients are clipped to this norm; None does not clip.
-        map_lr_scale: factor of the learning rate of label maps.
-        map_weight_decay: of label maps; None is ``weight_decay``.
-        map_warmup: share of the run in which the rate of label maps rises.
+    The arguments are those of ``ScheduledOptimizer``.
     """
-
-    def __init__(
-        self,
-        lr: float = 30.0,
-        *,
-        weight_decay: float = 1.2e-6,
-        max_grad_norm: float | None = 0.25,
-        map_lr_scale: float = 1.0,
-        map_weight_decay: float | None = None,
-        map_warmup: float = 0.0,
-    ) -> None:
-        maps = (map_lr_scale, map_weight_decay, map_warmup)
-        super().__init__(lr, weight_decay, max_grad_norm, *maps)
 
     def build(self) -> Optimizer:
         return AveragedSgd(self.groups(self.parameters), self.lr)
 
 
+@dataclass(eq=False, kw_only=True)
 class NtAsgd(FusedSgd):
     """SGD until validation stops to improve, averaged SGD from then on; for AWD-LSTM language
     models.
@@ -204,29 +160,16 @@ class NtAsgd(FusedSgd):
     (``NonMonotone``). It is never taken back.
 
     Args:
-        lr: learning rate, scaled for each step by its sampled length over bptt.
-        weight_decay: of every parameter.
-        max_grad_norm: gradients are clipped to this norm; None does not clip.
         patience: epochs.
-        map_lr_scale: factor of the learning rate of label maps.
-        map_weight_decay: of label maps; None is ``weight_decay``.
-        map_warmup: share of the run in which the rate of label maps rises.
+
+    Other arguments are those of ``ScheduledOptimizer``.
     """
 
-    def __init__(
-        self,
-        lr: float = 30.0,
-        *,
-        weight_decay: float = 1.2e-6,
-        max_grad_norm: float | None = 0.25,
-        patience: int = 5,
-        map_lr_scale: float = 1.0,
-        map_weight_decay: float | None = None,
-        map_warmup: float = 0.0,
-    ) -> None:
-        maps = (map_lr_scale, map_weight_decay, map_warmup)
-        super().__init__(lr, weight_decay, max_grad_norm, *maps)
-        self.trigger = NonMonotone(patience)
+    patience: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.trigger = NonMonotone(self.patience)
 
     def build(self) -> Optimizer:
         return torch.optim.SGD(self.groups(self.parameters), lr=self.lr)
