@@ -17,7 +17,7 @@ from setting import Setting, parser, settings
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from drill.data import Segment, Vocabulary, sequence_lengths
+from drill.data import Segment, SequenceLengths, Vocabulary
 from drill.language_modeling import build
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps
@@ -142,7 +142,7 @@ def our_step(steps: Steps | RecordedSteps, data: Tensor, bptt: int) -> Step:
     state = LanguageModelState(
         limits=Limits(1, None, None),
         epoch_size=len(data),
-        lengths=sequence_lengths(1, bptt),
+        lengths=SequenceLengths(1, bptt),
         nll=torch.zeros((), dtype=torch.float64, device=data.device),
         text=0,
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from drill.data import Segment, sequence_lengths, training_segments
+from drill.data import Segment, SequenceLengths, training_segments
 from drill.kernels.lstm.lstm import LARGEST_PERSISTENT_BATCH, choose
 from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import overlap
@@ -85,7 +85,7 @@ def late_adamw():
 
 def new_state(device="cpu"):
     nll = torch.zeros((), dtype=torch.float64, device=device)
-    limits, lengths = Limits(1, None, None), sequence_lengths(3, BPTT)
+    limits, lengths = Limits(1, None, None), SequenceLengths(3, BPTT)
     return LanguageModelState(limits=limits, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
 
 

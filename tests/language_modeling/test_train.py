@@ -14,7 +14,7 @@ from drill.data import (
     Segment,
     columns,
     inputs_and_targets,
-    sequence_lengths,
+    SequenceLengths,
     training_segments,
 )
 from drill.data.text.batches import rotated, rotations
@@ -82,7 +82,7 @@ def scripted(monkeypatch, losses: list[float]) -> None:
 
 def segments(epochs: int) -> list[list[Segment]]:
     """Those of each epoch of ``small_run``."""
-    lengths = sequence_lengths(3, BPTT)
+    lengths = SequenceLengths(3, BPTT)
     return [list(training_segments(len(text().train) // BATCH, lengths)) for _ in range(epochs)]
 
 

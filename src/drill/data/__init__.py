@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         columns,
         evaluation_segments,
         inputs_and_targets,
-        sequence_lengths,
         training_segments,
     )
 
@@ -71,7 +70,6 @@ __all__ = [
     "numbers_and_dates_corpus",
     "read_corpus",
     "read_parallel_corpus",
-    "sequence_lengths",
     "training_segments",
 ]
 

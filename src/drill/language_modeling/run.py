@@ -104,14 +104,7 @@ class LanguageModelRun:
         return ids
 
     def perplexity(self, split: str = "test") -> Perplexity:
-        """Perplexity with the batch size and precision of training.
-
-        Args:
-            split: "train", "valid" or "test".
-
-        Returns:
-            Loss and perplexity, and how many tokens they are of.
-        """
+        """Perplexity of "train", "valid" or "test", in the batch size and precision of training."""
         size = self.settings.training[f"{'test' if split == 'test' else 'valid'}_batch_size"]
         ids = getattr(self.ids, split)
         sizes = self.vocabulary.token_bytes
@@ -170,25 +163,14 @@ class LanguageModelRun:
         return prompt.rstrip(" ") + "".join(found)
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
-        """Score lines, each on its own.
-
-        Args:
-            lines: texts without line breaks.
-
-        Returns:
-            Each line with the log-probabilities of its words.
-        """
+        """Each line, without line breaks, on its own: the log-probabilities of its words."""
         return list(score(self.model, self.vocabulary, lines))
 
     def add_words(self, descriptions: Mapping[str, str]) -> "LanguageModelRun":
-        """Add words to the vocabulary, with vectors from their characters or descriptions.
+        """A run with further words, whose vectors are made from their characters or descriptions.
 
-        Args:
-            descriptions: each word with a text about it, such as a dictionary entry. If glosses are
-                read and the text is empty, WordNet's entry is taken.
-
-        Returns:
-            A run with the new words; this one does not change.
+        Each word has a text about it, such as a dictionary entry. If glosses are read and the text
+        is empty, WordNet's entry is taken.
         """
         try:
             model, vocabulary = with_words(
@@ -199,11 +181,7 @@ class LanguageModelRun:
         return replace(self, model=model, vocabulary=vocabulary)
 
     def save(self, folder: Path | str) -> None:
-        """Write the model and its vocabulary as a run folder, to load again.
-
-        Args:
-            folder: a new one, or an empty one.
-        """
+        """Write the model and its vocabulary as a run folder, new or empty, to load again."""
         target = RunFolder(folder)
         if target.path.exists() and any(target.path.iterdir()):
             raise RunFolderError("is not empty; name a new folder", key=str(target.path))

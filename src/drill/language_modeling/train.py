@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import Ids, Segment, Vocabulary, columns, sequence_lengths, training_segments
+from drill.data import Ids, Segment, SequenceLengths, Vocabulary, columns, training_segments
 from drill.data.text.batches import rotated, rotations
 from drill.errors import DataError, check_value
 from drill.language_modeling.evaluation.frequency_bands import vocabulary_bands
@@ -111,7 +111,7 @@ class LanguageModelTask:
             text=text_checksum(ids),
             nll=torch.zeros((), dtype=sum_dtype(device), device=device),
             stopper=None if options.patience is None else NonMonotone(options.patience),
-            lengths=sequence_lengths(length_seed, bptt, options.length_cap),
+            lengths=SequenceLengths(length_seed, bptt, options.length_cap),
         )
 
     def prepare(self, autocast: torch.dtype | None) -> None:

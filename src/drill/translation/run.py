@@ -152,16 +152,10 @@ class TranslationRun:
         return data
 
     def split(self, name: str) -> tuple[ParallelText, Pairs]:
-        """Text and ids of a split as in ``data``; no other text is read.
+        """Text and ids of "train", "valid" or "test" as in ``data``; no other text is read.
 
         Ids of ``train`` are those of its pairs that have passed the filters. The text is not
         cached: that of ``train`` is large.
-
-        Args:
-            name: "train", "valid" or "test".
-
-        Returns:
-            The text and its ids.
         """
         text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL

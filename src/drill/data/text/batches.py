@@ -5,8 +5,8 @@
 The targets of row r are row r + 1, so the first row is never predicted.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,17 +88,6 @@ def inputs_and_targets(data: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
     return data[start:stop], data[start + 1 : stop + 1]
 
 
-class LengthState(TypedDict):
-    """Where a stream of sequence lengths stands, in what JSON can hold."""
-
-    bptt: int
-    cap: int | None
-    key: list[int]
-    position: int
-    has_gauss: int
-    gauss: float
-
-
 class SequenceLengths:
     """An endless iterator: max(5, int(Normal(base, 5))), base = bptt or, in 5 of 100, bptt / 2.
 
@@ -130,49 +119,19 @@ class SequenceLengths:
         length = max(SHORTEST, int(self._random.normal(base, LENGTH_DEVIATION)))
         return length if self.cap is None else min(length, self.cap)
 
-    def state(self) -> LengthState:
+    def state(self) -> dict[str, Any]:
         """What ``from_state`` needs to continue with the next length; exact in JSON."""
-        state: Any = self._random.get_state(legacy=False)
-        return LengthState(
-            bptt=self.bptt,
-            cap=self.cap,
-            key=state["state"]["key"].tolist(),
-            position=int(state["state"]["pos"]),
-            has_gauss=int(state["has_gauss"]),
-            gauss=float(state["gauss"]),
-        )
+        _, key, position, has_gauss, gauss = self._random.get_state()
+        state = {"key": key.tolist(), "position": position, "has_gauss": has_gauss, "gauss": gauss}
+        return {"bptt": self.bptt, "cap": self.cap, **state}
 
     @classmethod
-    def from_state(cls, state: LengthState) -> "SequenceLengths":
-        """The stream as it was; a state that ``state`` did not write raises DataError."""
-        try:
-            lengths = cls(0, state["bptt"], state["cap"])
-            key = np.array(state["key"], dtype=np.uint32)
-            if not 0 <= state["position"] <= len(key):  # numpy would read past the key
-                raise ValueError(f"position {state['position']} of {len(key)}")
-            lengths._random.set_state(
-                ("MT19937", key, state["position"], state["has_gauss"], state["gauss"])
-            )
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise DataError(
-                f"SequenceLengths: the state is damaged ({type(error).__name__}: {error}); take "
-                "another checkpoint"
-            ) from None
+    def from_state(cls, state: Mapping[str, Any]) -> "SequenceLengths":
+        """The stream as it was."""
+        lengths = cls(0, state["bptt"], state["cap"])
+        numbers = (state[name] for name in ("key", "position", "has_gauss", "gauss"))
+        lengths._random.set_state(("MT19937", *numbers))
         return lengths
-
-
-def sequence_lengths(seed: int, bptt: int, cap: int | None = None) -> SequenceLengths:
-    """Random lengths around ``bptt`` for a run.
-
-    Args:
-        seed: of the random numbers.
-        bptt: the usual length.
-        cap: the longest length; fine-tuning takes bptt + 10.
-
-    Returns:
-        An endless iterator.
-    """
-    return SequenceLengths(seed, bptt, cap)
 
 
 def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iterator[Segment]:
@@ -182,7 +141,7 @@ def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iter
 
     Args:
         rows: of the text, from ``columns``.
-        lengths: an endless iterator, such as ``sequence_lengths``.
+        lengths: an endless iterator, such as ``SequenceLengths``.
         start: the first row. To resume inside an epoch, pass it with the state of ``lengths``.
 
     Returns:
@@ -198,7 +157,7 @@ def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iter
         if sampled < 1:
             raise DataError(
                 f"training_segments: at row {start} of {rows} the lengths gave out or fell below "
-                "1; pass an endless iterator, for example sequence_lengths(seed, bptt)"
+                "1; pass an endless iterator, for example SequenceLengths(seed, bptt)"
             )
         length = min(sampled, rows - 1 - start)
         yield Segment(start, length, sampled)

@@ -96,14 +96,7 @@ class SubwordVocabulary(Vocabulary):
 
 
 def load_vocabulary(path: Path | str) -> Vocabulary:
-    """Read what ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        The vocabulary, of words or of subwords.
-    """
+    """Read what ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote."""
     try:
         content: Any = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
