@@ -47,7 +47,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("task", COMMANDS)
 def test_ctrl_c_before_the_first_step_removes_the_folder(drill, monkeypatch, task, quiet):
     module = translation_run if task == "translator" else language_model_run
-    for name in ("build_optimizer", "run_environment"):
+    for name in ("build_optimizer", "record_start"):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, ctrl_c)
             words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)
@@ -58,7 +58,7 @@ def test_ctrl_c_before_the_first_step_removes_the_folder(drill, monkeypatch, tas
 
 def test_ctrl_c_leaves_other_files(drill, place, monkeypatch):
     """A folder that was there is not emptied, nor one next to which another run has come."""
-    monkeypatch.setattr(language_model_run, "run_environment", ctrl_c)
+    monkeypatch.setattr(language_model_run, "record_start", ctrl_c)
     (place / "mine" / "here").mkdir(parents=True)
     (place / "mine" / "here" / "vocabulary.json").write_text("[]")
     for name in ("here", "new"):

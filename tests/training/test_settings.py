@@ -14,7 +14,6 @@ from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
 from drill.recipes.reader import NAME, describe, merged, recipe_names
-from drill.training.run.summary import sizes_by_default
 from drill.training.settings import (
     LANGUAGE_MODEL,
     Settings,
@@ -476,39 +475,6 @@ def test_any_file_gives_settings_or_a_sentence(tmp_path, raw):
     path = Path(tmp_path / "any.toml")
     path.write_bytes(raw)
     only_a_settings_error(lambda: recipe(str(path)))
-
-
-# -- a recipe without a base ----------------------------------------------------------------------
-
-
-def test_what_a_file_without_a_base_leaves_out_is_known(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("own.toml").write_text('[data]\ncorpus = "ptb"\n[encoder]\nembedding_dim = 8\n')
-    own = recipe("own.toml", ["training.epochs=3"])
-    assert {"encoder.hidden_size", "training.bptt", "layer.name"} <= set(own.left_out)
-    assert not {"data.corpus", "encoder.embedding_dim", "training.epochs"} & set(own.left_out)
-    assert "encoder.hidden_size 1150, encoder.layers 3; " in sizes_by_default(own)
-    assert 'base = "demo-drill"' in sizes_by_default(own)
-    sized = own.changed(encoder={"hidden_size": 9, "layers": 1})
-    assert sizes_by_default(sized) is None
-    assert sized == sized.changed()
-    Path("based.toml").write_text('base = "demo-tied"\n')
-    Path("over.toml").write_text('base = "based.toml"\n')
-    Path("written.toml").write_text(recipe("ptb-tied").to_toml())  # as runs write it
-    for name in ("based.toml", "over.toml", "ptb-tied"):
-        assert recipe(name).left_out == ()
-    assert sizes_by_default(recipe("written.toml")) is None
-
-
-def test_a_preset_is_a_size_that_a_translator_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    table = 'task = "translation"\n[data]\ncorpus = "pairs"\n[training]\nepochs = 1\n'
-    Path("own.toml").write_text(table)
-    said = sizes_by_default(recipe("own.toml"))
-    assert "encoder.embedding_dim 512" in said
-    assert 'base = "mt-demo"' in said
-    Path("own.toml").write_text(table + '[encoder]\npreset = "tiny"\n')
-    assert sizes_by_default(recipe("own.toml")) is None
 
 
 def test_a_saved_recipe_of_an_older_version_is_read(tmp_path):

@@ -202,7 +202,8 @@ def test_translated_scores_a_text(data, model):
         model, data.subwords, data.text.test, data.test, Search(beam=1),
         progress=lambda done, of: seen.append((done, of)),
     )  # fmt: skip
-    lines = [t[0].text for t in translate(model, data.subwords, data.text.test.source, Search(1))]
+    source, search = data.text.test.source, Search(beam=1)
+    lines = [t[0].text for t in translate(model, data.subwords, source, search)]
     assert list(found.hypotheses) == lines
     assert found.scores == corpus_scores(lines, data.text.test.target, tokenised=True)
     assert found.fit == translation_loss(model, data.test)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,12 +34,11 @@ from drill.models.language_model import LanguageModel
 from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
-from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
-from drill.training.precision import autocast_dtype, matmul_precision
+from drill.training.precision import matmul_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import copied, load_into
-from drill.training.run.environment import has_ended, run_environment
+from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, located, with_text
 from drill.training.run.summary import (
@@ -57,7 +56,7 @@ from drill.training.run.weights import (
     read_weights,
     settings_of,
 )
-from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
+from drill.training.settings import LANGUAGE_MODEL, Settings, build_optimizer
 
 training_log = logging.getLogger(TRAINING_LOG)
 logger = logging.getLogger("drill")
@@ -218,12 +217,7 @@ def load_run(
         weights: by default the best ones, or the last before the first validation.
     """
     run = RunFolder(folder)
-    settings = settings_of(run)
-    if settings.task == TRANSLATION:
-        raise RunFolderError(
-            f"{run.path}: is a translator, not a language model; use `drill translate`, or "
-            "drill.load in Python"
-        )
+    settings = settings_of(run, LANGUAGE_MODEL)
     vocabulary = vocabulary_of(run)
     place = pick_device(device) if isinstance(device, str) else device
     model = language_model(by_any_kernels(settings), vocabulary, place)
@@ -269,18 +263,18 @@ def train_language_model(
             raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
     optimizer = build_optimizer(settings)
-    if processes.first and not has_ended(run, settings):
-        kernels = _kernels(settings, model, optimizer, processes)
-        if device.type == "cuda":
-            training_log.info("training on %s: %s", device, "; ".join(kernels))
-        environment = run_environment(run, settings, model, device, processes, kernels)
+    given = LanguageModelOptions(**settings.training)
 
-        def describe() -> None:
-            vocabulary.save(run.vocabulary)
-            run.write_json(run.environment, environment)
-            run.write_text(run.recipe, settings.to_toml())
+    def kernels(autocast: torch.dtype | None) -> list[str]:
+        optimizer.setup(model.named_parameters())  # what it can do depends on what it changes
+        batch = processes.own_columns(given.batch_size)
+        obstacle = capture_blocker(
+            model, optimizer, given.cuda_graphs, processes.size, given.micro_batch
+        )
+        return kernel_summary(model, obstacle, batch, given.bptt, autocast)
 
-        run.before_first_write(describe)
+    save = partial(vocabulary.save, run.vocabulary)
+    record_start(run, settings, model, device, processes, kernels, save)
     if on_start is not None:
         labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
         size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
@@ -295,7 +289,7 @@ def train_language_model(
         ids,
         run,
         optimizer,
-        LanguageModelOptions(**settings.training),
+        given,
         vocabulary=vocabulary,
         corpus=settings.data["corpus"],
         world=processes,
@@ -306,21 +300,3 @@ def train_language_model(
         if remark is not None:
             training_log.warning(remark)
     return outcome
-
-
-def _kernels(
-    settings: Settings, model: LanguageModel, optimizer: ScheduledOptimizer, processes: World
-) -> list[str]:
-    """Which kernels are used, and why; SettingsError if a setting does not run here."""
-    given = settings.training
-    optimizer.setup(model.named_parameters())  # what it can do depends on what it changes
-    obstacle = capture_blocker(
-        model, optimizer, given["cuda_graphs"], processes.size, given["micro_batch"]
-    )
-    batch = processes.own_columns(given["batch_size"])
-    device = next(model.parameters()).device
-    autocast = autocast_dtype(given["precision"], device)
-    try:
-        return kernel_summary(model, obstacle, batch, given["bptt"], autocast)
-    except ValueError as error:
-        raise does_not_run(settings, error) from None

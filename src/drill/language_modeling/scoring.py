@@ -21,6 +21,7 @@ from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.models.sampling import draw
 from drill.training.precision import evaluating
+from drill.training.progress import perplexity_of
 
 TOKENS_PER_BATCH = 4096
 """Tokens that go through the model at once, padding included."""
@@ -69,10 +70,7 @@ class Scored:
 
     @property
     def perplexity(self) -> float:
-        try:
-            return math.exp(-self.log_prob / self.tokens)
-        except OverflowError:
-            return math.inf
+        return perplexity_of(-self.log_prob / self.tokens)
 
 
 def score(

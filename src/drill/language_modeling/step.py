@@ -20,6 +20,7 @@ from drill.language_modeling.state import LanguageModelState
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphRecorder
+from drill.training.cuda_graphs import capture_blocker as cuda_graphs_blocker
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import ScheduledOptimizer
 from drill.training.precision import autocast_to
@@ -171,13 +172,9 @@ def capture_blocker(
     micro_batch: int | None,
 ) -> str | None:
     """Why steps are not replayed as CUDA graphs; None if they are."""
-    device = next(model.parameters()).device
-    if not cuda_graphs:
-        return "asked for"
-    if device.type != "cuda":
-        return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
-    if world_size > 1:
-        return "several processes sum their gradients"
+    blocker = cuda_graphs_blocker(cuda_graphs, next(model.parameters()).device, world_size)
+    if blocker is not None:
+        return blocker
     if micro_batch is not None:
         return "a batch is taken in parts"
     if not model.encoder.carries_state:

@@ -104,14 +104,6 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
     return merged(read(str(base), path.parent, (*under, label)), tables)
 
 
-def stands_alone(name: str, place: Path = Path()) -> bool:
-    """Whether a file that ``read`` has read, with its bases, starts from no recipe of drill's."""
-    if not name.endswith(".toml"):
-        return False
-    base = parsed(place / name).get(BASE)
-    return base is None or stands_alone(str(base), (place / name).parent)
-
-
 def parsed(path: Path) -> Table:
     """The tables of a file as they stand there."""
     try:

@@ -30,6 +30,15 @@ SEEN_ONCE = 1024
 """Shapes without a graph that a cache remembers."""
 
 
+def capture_blocker(cuda_graphs: bool, device: torch.device, world_size: int) -> str | None:
+    """Why training does not replay CUDA graphs, whatever is trained; None if it may."""
+    if not cuda_graphs:
+        return "asked for"
+    if device.type != "cuda":
+        return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
+    return "several processes sum their gradients" if world_size > 1 else None
+
+
 class GraphRecorder:
     """Records work that changes tensors in place, at fixed addresses, and reads none back.
 

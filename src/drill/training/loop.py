@@ -20,7 +20,7 @@ from drill.training.distributed import World
 from drill.training.optim import ScheduledOptimizer
 from drill.training.options import TrainingOptions, log_interval
 from drill.training.precision import matmul_precision
-from drill.training.progress import Progress, Speed
+from drill.training.progress import Progress
 from drill.training.run.checkpoint import whole
 from drill.training.run.folder import RunFolder, readable
 from drill.training.signals import GracefulShutdown
@@ -240,6 +240,33 @@ def _validate(
     state.tick()
     lr = optimizer.rate(state.progress())
     return state.metrics(score, lr=lr, averaged=averaged, best=better) | more
+
+
+class Speed:
+    """How fast a run trains, and how long the rest will take."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure from here on: training starts, or a validation has ended."""
+        self._progress, self._tokens = self.state.progress(), self.state.tokens
+        self._time = time.monotonic()
+
+    def report(self, row: dict[str, Any] | None = None) -> Progress:
+        state, progress = self.state, self.state.progress()
+        seconds = max(1e-9, time.monotonic() - self._time)
+        return Progress(
+            epoch=state.epoch,
+            epochs=state.limits.epochs,
+            share=state.position / state.epoch_size,
+            step=state.step,
+            loss=state.loss,
+            tokens_per_second=(state.tokens - self._tokens) / seconds,
+            seconds_left=max(0.0, 1.0 - progress) * seconds / max(1e-9, progress - self._progress),
+            row=row,
+        )
 
 
 def _watch(

@@ -5,10 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from drill.training.state import TrainingState
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,33 +24,6 @@ class Progress:
     seconds_left: float  # of the run
     row: dict[str, Any] | None = None
     work: str | None = None
-
-
-class Speed:
-    """How fast a run trains, and how long the rest will take."""
-
-    def __init__(self, state: "TrainingState") -> None:
-        self.state = state
-        self.restart()
-
-    def restart(self) -> None:
-        """Measure from here on: training starts, or a validation has ended."""
-        self._progress, self._tokens = self.state.progress(), self.state.tokens
-        self._time = time.monotonic()
-
-    def report(self, row: dict[str, Any] | None = None) -> Progress:
-        state, progress = self.state, self.state.progress()
-        seconds = max(1e-9, time.monotonic() - self._time)
-        return Progress(
-            epoch=state.epoch,
-            epochs=state.limits.epochs,
-            share=state.position / state.epoch_size,
-            step=state.step,
-            loss=state.loss,
-            tokens_per_second=(state.tokens - self._tokens) / seconds,
-            seconds_left=max(0.0, 1.0 - progress) * seconds / max(1e-9, progress - self._progress),
-            row=row,
-        )
 
 
 FIRST_AFTER = 5.0  # seconds before the first line
@@ -138,9 +108,8 @@ def state(report: Progress) -> str:
     """How far a validation or a test is, or how well and how fast training goes."""
     if report.work is not None:
         return f"{report.share:.0%}"
-    perplexity = math.exp(report.loss) if report.loss < 700.0 else math.inf
     return (
-        f"train loss {report.loss:.3f}  ppl {perplexity:,.1f}  "
+        f"train loss {report.loss:.3f}  ppl {perplexity_of(report.loss):,.1f}  "
         f"{report.tokens_per_second:,.0f} tokens/s  {duration(report.seconds_left)} left"
     )
 
@@ -166,6 +135,14 @@ def duration(seconds: float) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def perplexity_of(loss: float) -> float:
+    """exp(loss), infinite where a float cannot have it."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def _to_stderr(line: str) -> None:

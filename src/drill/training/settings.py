@@ -31,7 +31,6 @@ from drill.recipes.reader import (
     nearest,
     parsed,
     read,
-    stands_alone,
 )
 from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
 from drill.training.optim.optimizer import is_label_map
@@ -79,8 +78,6 @@ class Settings:
     labels: Table = field(default_factory=dict)  # of language models alone
     filters: Table = field(default_factory=dict)  # this and the next of translation alone
     subwords: Table = field(default_factory=dict)
-    left_out: tuple[str, ...] = field(default=(), compare=False)
-    """Keys left to the defaults by a recipe file without a shipped base."""
 
     def tables(self) -> dict[str, Table]:
         return {name: getattr(self, name) for name in TASKS[self.task]}
@@ -100,8 +97,7 @@ class Settings:
         merged: dict[str, Any] = {
             name: {**table, **tables.get(name, {})} for name, table in self.tables().items()
         }
-        left_out = tuple(key for key in self.left_out if key not in _flat(tables))
-        return replace(self, left_out=left_out, **merged)
+        return replace(self, **merged)
 
     def differences(self, other: "Settings") -> list[str]:
         """``key: mine -> theirs`` for all that two runs may not differ in."""
@@ -126,16 +122,7 @@ def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
         Checked settings, for ``drill.train``.
     """
     label = Path(name).stem if name.endswith(".toml") else name
-    tables = changed(read(name), changes)
-    settings = resolved({"recipe": label, **tables})
-    if not stands_alone(name):
-        return settings
-    given = {*_flat(tables)}
-    if "encoder.preset" in given:
-        given |= {f"encoder.{size}" for size in asdict(PRESETS["base"])}
-    return replace(
-        settings, left_out=tuple(key for key in _flat(settings.tables()) if key not in given)
-    )
+    return resolved({"recipe": label, **changed(read(name), changes)})
 
 
 def saved(path: Path) -> Settings:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +15,28 @@ from torch import Tensor, nn
 from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotone, ScheduledOptimizer
+from drill.training.progress import perplexity_of
 from drill.training.run.checkpoint import check_fits, copied, copy_into, load, under
 from drill.training.run.folder import RunFolder, readable
 
 logger = logging.getLogger("drill")
 
 
-class Score(Protocol):
-    """What a validation finds; a dataclass of plain numbers."""
+@dataclass(frozen=True)
+class Score:
+    """The score of a text: ``nll`` is the sum of -log p over ``tokens`` predicted tokens."""
+
+    nll: float
+    tokens: int
 
     @property
-    def loss(self) -> float: ...
+    def loss(self) -> float:
+        """Mean over the predicted tokens, in nats."""
+        return self.nll / self.tokens
 
     @property
-    def perplexity(self) -> float: ...
+    def perplexity(self) -> float:
+        return perplexity_of(self.loss)
 
 
 @dataclass(frozen=True)
@@ -345,7 +353,3 @@ def _check_same_step(step: int, run: RunFolder, world: World) -> None:
             f"{run.last}: the processes read different checkpoints ({read}); give all machines one "
             "shared folder for --runs"
         )
-
-
-def perplexity_of(loss: float) -> float:
-    return math.exp(loss) if loss < 700.0 else math.inf

@@ -14,13 +14,15 @@ from functools import partial
 
 import torch
 
-from drill.data import IGNORE, PairBatches, Pairs, ParallelText, Subwords
+from drill.data import PairBatches, Pairs, ParallelText, Subwords
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
 from drill.training.precision import autocast_to, evaluating, sum_dtype
 from drill.training.run.folder import RunFolder
+from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
+from drill.translation.step import summed_loss
 from drill.translation.translate import Search, translate, within_memory
 
 Progress = Callable[[int, int], None]
@@ -30,20 +32,8 @@ Progress = Callable[[int, int], None]
 # -- loss -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TranslationLoss:
-    """nll is the sum of -log p over ``tokens`` target tokens, ``<end>`` included."""
-
-    nll: float
-    tokens: int
-
-    @property
-    def loss(self) -> float:
-        return self.nll / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700.0 else math.inf
+class TranslationLoss(Score):
+    """Of target tokens, ``<end>`` included."""
 
 
 def translation_loss(
@@ -82,15 +72,8 @@ def _loss(
             if progress is not None:
                 progress(done, len(pairs))
             done += len(batch.indices)
-            total += model.loss(
-                batch.source.to(device),
-                batch.target_in.to(device),
-                batch.target_out.to(device),
-                label_smoothing=0.0,
-                ignore_index=IGNORE,
-                reduction="sum",
-                check=False,
-            )
+            parts = (batch.source, batch.target_in, batch.target_out)
+            total += model.loss(*(each.to(device) for each in parts), **summed_loss(0.0))
             tokens += batch.target_tokens
     nll = total.item()
     if math.isnan(nll):

@@ -21,9 +21,9 @@ from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import Outcome
 from drill.training.options import TranslationOptions
-from drill.training.precision import autocast_dtype, matmul_precision
+from drill.training.precision import matmul_precision
 from drill.training.progress import Progress
-from drill.training.run.environment import has_ended, run_environment
+from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import has_begun, with_text
 from drill.training.run.summary import left_out, run_summary, sizes
@@ -35,7 +35,7 @@ from drill.training.run.weights import (
     read_weights,
     settings_of,
 )
-from drill.training.settings import TRANSLATION, Settings, build_optimizer, does_not_run
+from drill.training.settings import TRANSLATION, Settings, build_optimizer
 from drill.translation.bleu import Scores
 from drill.translation.build import (
     dry_run,
@@ -47,7 +47,7 @@ from drill.translation.build import (
 )
 from drill.translation.evaluate import best_translations, translated
 from drill.translation.step import capture_blocker, kernel_summary
-from drill.translation.train import train_translator, training_log
+from drill.translation.train import train_translator
 from drill.translation.translate import Search
 
 
@@ -84,23 +84,21 @@ def train_translation(
         counts = _counts(run if start is None else start.folder, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
     loaded = None if start is None else start.load_into(model)
-    if processes.first and not has_ended(run, settings):
-        kernels = _kernels(settings, model, device, processes)
-        if device.type == "cuda":
-            training_log.info("training on %s: %s", device, "; ".join(kernels))
-        more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
-        more["filtered"] = asdict(data.train.report)
-        if loaded is not None:
-            more["init_from"] = loaded
-        environment = run_environment(run, settings, model, device, processes, kernels, **more)
+    given = TranslationOptions(**settings.training)
 
-        def describe() -> None:
-            data.subwords.save(run.subwords)
-            run.write_text(run.target_counts, json.dumps(counts) + "\n")
-            run.write_json(run.environment, environment)
-            run.write_text(run.recipe, settings.to_toml())
+    def kernels(autocast: torch.dtype | None) -> list[str]:
+        obstacle = capture_blocker(given.cuda_graphs, given.compile, device, processes.size)
+        return kernel_summary(model, obstacle, given.max_tokens, autocast, given.compile)
 
-        run.before_first_write(describe)
+    def save() -> None:
+        data.subwords.save(run.subwords)
+        run.write_text(run.target_counts, json.dumps(counts) + "\n")
+
+    more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
+    more["filtered"] = asdict(data.train.report)
+    if loaded is not None:
+        more["init_from"] = loaded
+    record_start(run, settings, model, device, processes, kernels, save, **more)
     if on_start is not None:
         text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
         dropped = left_out(data.train.report, settings.filters)
@@ -111,23 +109,10 @@ def train_translation(
         data,
         run,
         build_optimizer(settings),
-        TranslationOptions(**settings.training),
+        given,
         world=processes,
         progress=progress,
     )
-
-
-def _kernels(
-    settings: Settings, model: Translator, device: torch.device, processes: World
-) -> list[str]:
-    """Which kernels are used, and why; SettingsError if a setting does not run here."""
-    given = settings.training
-    obstacle = capture_blocker(given["cuda_graphs"], given["compile"], device, processes.size)
-    autocast = autocast_dtype(given["precision"], device)
-    try:
-        return kernel_summary(model, obstacle, given["max_tokens"], autocast, given["compile"])
-    except ValueError as error:
-        raise does_not_run(settings, error) from None
 
 
 @dataclass(frozen=True)
@@ -243,12 +228,7 @@ def load_translation(
         weights: by default the averaged ones if they were better, else the best, else the last.
     """
     run = RunFolder(folder)
-    settings = settings_of(run)
-    if settings.task != TRANSLATION:
-        raise RunFolderError(
-            f"{run.path}: is a language model, not a translator; use `drill generate`, or "
-            "drill.load in Python"
-        )
+    settings = settings_of(run, TRANSLATION)
     subwords = Subwords.load(run.subwords)
     place = pick_device(device) if isinstance(device, str) else device
     counts = partial(_counts, run, subwords)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from drill.layers import MatrixLayer
 from drill.models.transformer.attention import attention_kernels
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
+from drill.training.cuda_graphs import capture_blocker as cuda_graphs_blocker
 from drill.training.distributed import World
 from drill.training.precision import autocast_to, sum_dtype
 
@@ -32,13 +34,8 @@ def capture_blocker(
     cuda_graphs: bool, compile: bool, device: torch.device, world_size: int
 ) -> str | None:
     """Why batches are not replayed as CUDA graphs; None if they are."""
-    if not cuda_graphs:
-        return "asked for"
-    if device.type != "cuda":
-        return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
-    if world_size > 1:
-        return f"{world_size} processes sum their gradients"
-    return "training.compile is set" if compile else None
+    blocker = cuda_graphs_blocker(cuda_graphs, device, world_size)
+    return "training.compile is set" if compile and blocker is None else blocker
 
 
 def kernel_summary(
@@ -92,20 +89,17 @@ def backward(
     alone = several is None and len(update) > 1
     with model.layer.shared_labels() if alone else nullcontext():
         for left, batch in zip(range(len(update))[::-1], update, strict=True):
-            source, target_in, target_out = _on(device, batch)
             with several.no_sync() if several and left else nullcontext():
-                nll = trained(
-                    source,
-                    target_in,
-                    target_out,
-                    label_smoothing=label_smoothing,
-                    ignore_index=IGNORE,
-                    reduction="sum",
-                    check=False,
-                )
+                nll = trained(*_on(device, batch), **summed_loss(label_smoothing))
                 (nll * (size / tokens)).backward()
             total += nll.detach()
     return total * size
+
+
+def summed_loss(label_smoothing: float) -> dict[str, Any]:
+    """Options of a model's loss: the sum over all targets but padding."""
+    options = {"ignore_index": IGNORE, "reduction": "sum", "check": False}
+    return {"label_smoothing": label_smoothing, **options}
 
 
 def capturing(
@@ -115,15 +109,7 @@ def capturing(
 
     def loss(source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor) -> Tensor:
         with autocast_to(source.device, autocast):
-            nll = model(
-                source,
-                target_in,
-                target_out,
-                label_smoothing=label_smoothing,
-                ignore_index=IGNORE,
-                reduction="sum",
-                check=False,
-            )
+            nll = model(source, target_in, target_out, **summed_loss(label_smoothing))
         return nll * scale
 
     return CapturedGradients(model, loss)

@@ -7,7 +7,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import TypeVar
@@ -42,23 +42,21 @@ EMPTY = Translation("", 0.0, 0.0)
 """The translation of a line without words."""
 
 
-@dataclass(frozen=True)
-class Search:
-    """Options of a search.
+@dataclass(frozen=True, kw_only=True)
+class Search(Decoding):
+    """Options of a search, with those of ``Decoding``.
 
     Attributes:
         beam: beam width; 1 is greedy.
         n_best: translations of each line, at most ``beam`` unless they are sampled.
         length_penalty: alpha of the beam's score.
         sampled: sample instead, with temperature, top_k, top_p and seed.
-        max_ratio, max_extra: a translation has at most max_ratio * subwords of its line + max_extra
-            subwords, the end token of either included.
         max_source: subwords of a line that are read; a longer line is cut, with a warning.
-        batch_tokens: source subwords of a batch; halved, with a warning, when a GPU runs out of
-            memory.
-        autocast: for example torch.bfloat16.
+        batch_tokens: halved, with a warning, when a GPU runs out of memory.
     """
 
+    bos: int = BEGIN
+    eos: int = END
     beam: int = 4
     n_best: int = 1
     length_penalty: float = 0.6
@@ -67,28 +65,14 @@ class Search:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
-    max_ratio: float = 1.0
-    max_extra: int = 50
     max_source: int = 512
-    batch_tokens: int = 4096
-    autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_source < 1:
             raise ValueError(f"Search: max_source must be at least 1, got {self.max_source}")
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"Search: length_penalty must be finite, got {self.length_penalty}")
-        self.decoding(self.batch_tokens)  # checks the rest
-
-    def decoding(self, batch_tokens: int) -> Decoding:
-        return Decoding(
-            bos=BEGIN,
-            eos=END,
-            max_ratio=self.max_ratio,
-            max_extra=self.max_extra,
-            batch_tokens=batch_tokens,
-            autocast=self.autocast,
-        )
 
 
 def translate(
@@ -141,21 +125,22 @@ def translate_blocks(
         read = searched = 0  # lines, and those of them with words
         for block in blocks:
             sources = _sources(subwords, block, search.max_source, read)
-            count = None if progress is None else partial(_count, progress, read)
+
+            def count(done: int, before: int = read) -> None:
+                if progress is not None:
+                    progress(before + done)
+
             work = partial(_searched, model, list(sources.values()), search, head, searched, count)
             found, tokens = within_memory(work, tokens, 1, "subwords; set a smaller batch_tokens")
             translations: list[list[Translation]] = [[EMPTY] for _ in block]
             for place, hypotheses in zip(sources, found, strict=True):
-                translations[place] = [
-                    Translation(_one_line(subwords.decode(each.ids)), each.score, each.log_prob)
-                    for each in hypotheses
-                ]
+                translations[place] = []
+                for each in hypotheses:
+                    # A model may generate any byte, also line breaks.
+                    text = subwords.decode(each.ids).replace("\r", " ").replace("\n", " ")
+                    translations[place].append(Translation(text, each.score, each.log_prob))
             yield translations
             read, searched = read + len(block), searched + len(sources)
-
-
-def _count(progress: Progress, before: int, done: int) -> None:
-    progress(before + done)
 
 
 def _sources(subwords: Subwords, lines: list[str], most: int, read: int) -> dict[int, list[int]]:
@@ -179,12 +164,12 @@ def _searched(
     search: Search,
     head: Head,
     first: int,
-    progress: Progress | None,
+    progress: Progress,
     batch_tokens: int,
 ) -> list[list[Hypothesis]]:
-    decoding = search.decoding(batch_tokens)
     if not sources:
         return []
+    decoding = replace(search, batch_tokens=batch_tokens)
     if not search.sampled:
         return beam_search(
             model,
@@ -230,8 +215,3 @@ def within_memory(
         gc.collect()
         tokens //= 2
         logger.warning("out of GPU memory, continuing with batches of %d %s", tokens, hint)
-
-
-def _one_line(text: str) -> str:
-    """A model may generate any byte, also line breaks."""
-    return text.replace("\r", " ").replace("\n", " ")

@@ -53,7 +53,7 @@ def test_no_folder_stays_without_the_gpu_that_is_asked_for(drill, command):
     assert not Path("fresh").exists()
 
 
-@pytest.mark.parametrize("name", ["_kernels", "run_environment", "train_translator"])
+@pytest.mark.parametrize("name", ["kernel_summary", "record_start", "train_translator"])
 def test_no_folder_of_a_translator_stays(drill, monkeypatch, name):
     def fail(*_: object, **__: object) -> None:
         raise WriteError(Path("somewhere"), OSError(28, "No space left on device"))

@@ -121,7 +121,8 @@ class SequenceLengths:
 
     def state(self) -> dict[str, Any]:
         """What ``from_state`` needs to continue with the next length; exact in JSON."""
-        _, key, position, has_gauss, gauss = self._random.get_state()
+        found: Any = self._random.get_state()
+        _, key, position, has_gauss, gauss = found
         state = {"key": key.tolist(), "position": position, "has_gauss": has_gauss, "gauss": gauss}
         return {"bptt": self.bptt, "cap": self.cap, **state}
 

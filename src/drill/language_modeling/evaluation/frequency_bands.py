@@ -24,6 +24,7 @@ from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 from drill.data.text.corpora import CORPORA
+from drill.training.progress import perplexity_of
 
 EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
 """Training counts at which the paper's bands begin; the last one has no end."""
@@ -72,10 +73,7 @@ class Band(CountRange):
 
     @property
     def perplexity(self) -> float:
-        try:
-            return math.exp(self.mean_loss)
-        except OverflowError:
-            return math.inf
+        return perplexity_of(self.mean_loss)
 
 
 @dataclass(frozen=True)

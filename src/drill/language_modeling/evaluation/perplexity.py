@@ -19,6 +19,8 @@ from drill.data import DataError, columns, evaluation_segments, inputs_and_targe
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
+from drill.training.progress import perplexity_of
+from drill.training.state import Score
 
 Text = NDArray[Any] | Tensor
 """Ids (N,), or (rows, B) where they are laid into columns already."""
@@ -32,7 +34,7 @@ their parameters at every read, and a GPU has more to do per launch."""
 
 
 @dataclass(frozen=True)
-class Perplexity:
+class Perplexity(Score):
     """The score of a text.
 
     Attributes:
@@ -42,19 +44,8 @@ class Perplexity:
         bytes: of the predicted tokens, where the text is cut into subwords.
     """
 
-    nll: float
-    tokens: int
     columns: int
     bytes: int | None = None
-
-    @property
-    def loss(self) -> float:
-        """Mean over the predicted tokens, in nats."""
-        return self.nll / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        return _exp(self.loss)
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -71,7 +62,7 @@ class Perplexity:
 
     @property
     def published_perplexity(self) -> float:
-        return _exp(self.published_loss)
+        return perplexity_of(self.published_loss)
 
 
 def perplexity(
@@ -232,10 +223,3 @@ def check_nan(name: str, model: nn.Module, losses: Tensor) -> None:
         f"{name}: the loss is NaN for {int(wrong.sum())} of {losses.numel()} tokens, from row "
         f"{row + 1} of column {column} on; {cause}"
     )
-
-
-def _exp(loss: float) -> float:
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf

@@ -5,9 +5,10 @@ step that it went on from.
 """
 
 import datetime
+import logging
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,47 @@ from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
 from drill.training.device import commit, device_name
 from drill.training.distributed import World
-from drill.training.precision import resolve_precision
+from drill.training.loop import TRAINING_LOG
+from drill.training.precision import autocast_dtype, resolve_precision
 from drill.training.run.folder import RunFolder
-from drill.training.settings import Settings
+from drill.training.settings import Settings, does_not_run
+
+training_log = logging.getLogger(TRAINING_LOG)
+
+
+def record_start(
+    run: RunFolder,
+    settings: Settings,
+    model: LanguageModel | Translator,
+    device: torch.device,
+    processes: World,
+    kernels: Callable[[torch.dtype | None], list[str]],
+    save: Callable[[], None],
+    **more: Any,
+) -> None:
+    """Log on a GPU how a run is trained, and describe it in its folder before the first write.
+
+    Args:
+        kernels: which ones are used, by the dtype of autocast; ValueError if one does not run here.
+        save: writes the files of a task.
+        more: entries of environment.json for a run that starts.
+    """
+    if not processes.first or has_ended(run, settings):
+        return
+    try:
+        used = kernels(autocast_dtype(settings.training["precision"], device))
+    except ValueError as error:
+        raise does_not_run(settings, error) from None
+    if device.type == "cuda":
+        training_log.info("training on %s: %s", device, "; ".join(used))
+    environment = run_environment(run, settings, model, device, processes, used, **more)
+
+    def describe() -> None:
+        save()
+        run.write_json(run.environment, environment)
+        run.write_text(run.recipe, settings.to_toml())
+
+    run.before_first_write(describe)
 
 
 def run_environment(

@@ -22,7 +22,6 @@ import json
 import logging
 import math
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -105,14 +104,6 @@ class RunFolder:
     def has_trained(self) -> bool:
         """Whether there is something to resume from or to use."""
         return any(path.exists() for path in (self.last, self.best, self.metrics))
-
-    def check_files(self) -> None:
-        """Raise RunFolderError for pipes and devices, which would keep a reader waiting."""
-        for path in (*self.path.glob("*"), *self.last.parent.glob("*")):
-            with contextlib.suppress(OSError):  # it is gone: another process may train here
-                mode = path.stat().st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    raise RunFolderError(f"{path}: is not a regular file; remove it")
 
     def foreign_files(self) -> list[str]:
         """The files of a folder that has no file of a run; hidden files do not count."""

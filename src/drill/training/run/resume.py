@@ -36,7 +36,6 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
             f"{run.path}: is a folder without a run (no recipe.toml); name a run folder to resume, "
             "or a recipe: `drill recipes` lists them"
         )
-    run.check_files()
     settings = recipe(str(run.recipe), changes)
     found = with_text(settings, run)
     return settings if located(settings) == found else found
@@ -67,7 +66,6 @@ def has_begun(settings: Settings, run: RunFolder, *, warn: bool) -> bool:
 
 def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | None]:
     """Whether a run has begun, and its settings."""
-    run.check_files()
     if found := run.foreign_files():
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise RunFolderError(

@@ -10,13 +10,13 @@ from drill.layers import LAYERS
 from drill.layers.cost import own_parameters
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
-from drill.recipes.reader import BASE, NAME
+from drill.recipes.reader import NAME
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.precision import resolve_precision
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
-from drill.training.settings import INNER, TRANSLATION, Settings
+from drill.training.settings import INNER, Settings
 
 FEW_UPDATES = 100  # with fewer a model learns next to nothing
 
@@ -53,7 +53,7 @@ def sizes(
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {text}"
     )
-    lines = [sizes_by_default(settings), again, *remarks]
+    lines = [again, *remarks]
     if run.last.exists():
         lines = [] if has_ended(run, settings) else [again]
     return "\n".join([line, *(each for each in lines if each is not None)])
@@ -151,21 +151,3 @@ def layer_in_words(table: dict[str, Any]) -> str:
     ]
     own = table[NAME] + (f" ({', '.join(options)})" if options else "")
     return f"{own} over {layer_in_words(table[INNER])}" if INNER in table else own
-
-
-def sizes_by_default(settings: Settings) -> str | None:
-    """The sizes that a recipe file without a base leaves to the defaults; None without any."""
-    sizes = []
-    for key in settings.left_out:
-        table, _, name = key.partition(".")
-        value = settings.tables()[table].get(name)
-        if key == "training.epochs" or (table == "encoder" and type(value) is int and value > 1):
-            sizes.append(f"{key} {value}")
-    if not sizes:
-        return None
-    small = "mt-demo" if settings.task == TRANSLATION else "demo-drill"
-    return (
-        f"the recipe {settings.recipe} has no {BASE}, so these are drill's defaults: "
-        f"{', '.join(sizes)}; "
-        f'set them, or start from a small recipe with {BASE} = "{small}" as its first line'
-    )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from drill.errors import RunFolderError
 from drill.training.run.checkpoint import copy_into, fingerprint_in, load, under
 from drill.training.run.folder import RunFolder
-from drill.training.settings import INNER, Settings, saved
+from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, saved
 
 Weights = Literal["averaged", "best", "last"]
 """``averaged``, of translators, where they are better than the best single ones."""
@@ -41,13 +41,20 @@ class WeightsInfo:
         return {"weights": self.weights, **when, "weights_fingerprint": self.fingerprint}
 
 
-def settings_of(run: RunFolder) -> Settings:
+def settings_of(run: RunFolder, task: str | None = None) -> Settings:
+    """The settings of a run; RunFolderError if it is not one of ``task``."""
     if not run.path.is_dir() or not run.recipe.exists():
         raise RunFolderError(
             f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
         )
-    run.check_files()
-    return saved(run.recipe)
+    settings = saved(run.recipe)
+    if task not in (None, settings.task):
+        kinds = {LANGUAGE_MODEL: "language model", TRANSLATION: "translator"}
+        raise RunFolderError(
+            f"{run.path}: is a {kinds[settings.task]}, not a {kinds[task]}; drill.load in Python "
+            "loads either"
+        )
+    return settings
 
 
 def task_of(folder: Path | str) -> str:
