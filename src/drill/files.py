@@ -3,6 +3,7 @@
 import errno
 import gzip
 import hashlib
+import json
 import logging
 import lzma
 import os
@@ -12,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from drill.errors import DataError, DrillError
 
@@ -85,6 +86,17 @@ def read_regular(path: Path) -> bytes:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
     return path.read_bytes()
+
+
+def read_json(path: Path, kind: str) -> Any:
+    """The content of a JSON file; DataError, which calls it a ``kind`` file, if there is none."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        fault = error.strerror or type(error).__name__
+        raise DataError(f"{path}: cannot be read ({fault}); name a {kind} file") from None
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: is not JSON; take a {kind} file that drill wrote") from None
 
 
 def unpacked(raw: bytes, path: Path) -> bytes:

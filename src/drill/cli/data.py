@@ -103,7 +103,7 @@ def data(
     from drill.cli.display import Counter, console
     from drill.data import read_corpus, read_parallel_corpus
     from drill.data.parallel.corpora import PARALLEL_NAMES
-    from drill.data.text.corpora import NAMES, data_folders, renamed
+    from drill.data.text.corpora import NAMES, data_folders
 
     shown = console()
     if corpus is None:
@@ -135,7 +135,7 @@ def data(
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
         raise DataError(
             f"{corpus}: is neither a corpus ({', '.join([*NAMES, *PARALLEL_NAMES])}) nor a folder "
-            f"or file{renamed(corpus)}; check the path, or take a name that `drill data` lists"
+            f"or file; check the path, or take a name that `drill data` lists"
         )
     from drill.training.run.summary import share_of_unknown
     from drill.training.settings import recipe

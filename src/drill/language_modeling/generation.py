@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from drill.data import EOS, UNK, SubwordVocabulary, Vocabulary
-from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.scoring import check_vocabulary, line_start, repeated
+from drill.language_modeling.scoring import check_vocabulary, line_start, raise_nan, repeated
 from drill.layers import OutputLayer
 from drill.layers.base import head_log_probs
 from drill.layers.checks import positive
@@ -78,8 +77,7 @@ def generate(
         if forbidden is not None:
             scores[:, forbidden] = -torch.inf
         if scores.isnan().any():
-            check_stall("generate")
-            raise FloatingPointError("generate: the model returns NaN; look at its weights")
+            raise_nan("generate")
         if (scores.amax(1) == -torch.inf).any():
             raise ValueError(
                 f"generate: no word but {UNK} has a probability here; pass allow_unknown=True"

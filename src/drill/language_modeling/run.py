@@ -114,10 +114,7 @@ class LanguageModelRun:
     ) -> Tensor:
         """-log p of every predicted token, with the window and precision of training.
 
-        Args:
-            ids: the text, (N,).
-            batch_size: columns that the text is cut into; the first token of each is not predicted.
-            progress: called with how much is done, and of how much.
+        The arguments are those of ``evaluation.perplexity.token_losses``.
 
         Returns:
             Losses (tokens,), column after column, on the CPU.
@@ -129,10 +126,7 @@ class LanguageModelRun:
     ) -> Calibration:
         """How often the likeliest token is right, by the probability that it gets.
 
-        Args:
-            ids: the text, (N,).
-            batch_size: columns that the text is cut into.
-            progress: called with how much is done, and of how much.
+        The arguments are those of ``evaluation.calibration.calibration``.
 
         Returns:
             Reliability bins, and the expected calibration error as ``ece``.

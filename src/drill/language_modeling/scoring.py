@@ -9,7 +9,7 @@ the lines around it.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -120,6 +120,12 @@ def check_vocabulary(name: str, model: LanguageModel, vocabulary: Vocabulary) ->
         )
 
 
+def raise_nan(name: str) -> NoReturn:
+    """Raise Stalled if a kernel has stalled, else FloatingPointError."""
+    check_stall(name)
+    raise FloatingPointError(f"{name}: the model returns NaN; look at its weights")
+
+
 class Line(NamedTuple):
     number: int  # from 1
     text: str
@@ -139,10 +145,7 @@ def _scored(
         # A block is complete before its first line is yielded: the caller may use the model then.
         for line, found in zip(block, _log_probs(model, block, start), strict=True):
             if any(map(math.isnan, found)):
-                check_stall(f"score: line {line.number}")
-                raise FloatingPointError(
-                    f"score: line {line.number}: the model returns NaN; look at its weights"
-                )
+                raise_nan(f"score: line {line.number}")
             pieces = None
             if isinstance(vocabulary, SubwordVocabulary):
                 pieces = tuple(map(vocabulary.text_of, line.ids[1:]))
@@ -260,8 +263,7 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
             state = _where(writing.to(device), encoded.state, state)
             found = model.layer.log_probs(encoded.output[-1])
             if found.isnan().any():
-                check_stall(name)
-                raise FloatingPointError(f"{name}: the model returns NaN; look at its weights")
+                raise_nan(name)
             drawn = draw(found.double().cpu(), torch.from_numpy(thrown))
             writing &= drawn != end
             if not writing.any():

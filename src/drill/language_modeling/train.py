@@ -25,15 +25,17 @@ from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel, shard, unsharded
-from drill.training.loop import Outcome, Watch, diverged_if_nan, fit
-from drill.training.optim import NonMonotone, ScheduledOptimizer
+from drill.training.loop import Outcome, Task, Watch, diverged_if_nan, fit
+from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
-from drill.training.precision import sum_dtype
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import load_into
 from drill.training.run.folder import RunFolder
-from drill.training.state import Limits
 
+REGULARISERS = (  # options of the loss
+    *("ar_weight", "tar_weight", "adversarial", "past_decode", "state_reset"),
+    *("augmented", "augmented_temperature"),
+)
 READ_AT_ONCE = 512  # rows that a GPU evaluates at a time; the result does not depend on it
 
 
@@ -44,29 +46,25 @@ def train(
     optimizer: ScheduledOptimizer,
     options: LanguageModelOptions,
     *,
-    vocabulary: Vocabulary | None = None,
-    corpus: str = "",
-    world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
+    **more: Any,
 ) -> Outcome:
-    """Train ``model`` in the folder ``run`` and test its best weights, see ``fit``.
+    """``fit`` a ``LanguageModelTask``: train in the folder ``run`` and test the best weights."""
+    return fit(LanguageModelTask(model, ids, run, optimizer, options, **more), progress)
+
+
+class LanguageModelTask(Task):
+    """What ``fit`` asks of a language model.
 
     Args:
-        model: trained in place, on the device it is on.
         ids: the encoded splits.
-        run: where checkpoints and metrics are; a run that has a checkpoint is resumed.
-        optimizer: a fresh one; ``fit`` restores its state.
         vocabulary: with it the test has the loss by frequency and, of subwords, bits per byte.
         corpus: its name, by which words are excluded from the former.
-        world: this process among several.
-        progress: called a few times a second, and after each validation.
     """
-    task = LanguageModelTask(model, ids, run, optimizer, options, world, vocabulary, corpus)
-    return fit(task, run, optimizer, options, world=world, progress=progress)
 
-
-class LanguageModelTask:
-    """What ``fit`` asks of a language model."""
+    model: LanguageModel
+    options: LanguageModelOptions
+    state: LanguageModelState
 
     def __init__(
         self,
@@ -75,20 +73,20 @@ class LanguageModelTask:
         run: RunFolder,
         optimizer: ScheduledOptimizer,
         options: LanguageModelOptions,
-        world: World,
+        *,
+        world: World = World(),  # noqa: B008 - it is frozen
         vocabulary: Vocabulary | None = None,
         corpus: str = "",
     ) -> None:
+        super().__init__(model, run, optimizer, options, world)
+        device = self.device
         self.sharded = options.fsdp and world.size > 1
         if self.sharded:
             shard(model, world)
         if options.untie_at is not None and run.last.exists() and run.last_numbers()["untied"]:
             model.layer = untied(model.layer)  # so that the checkpoint fits
-        self.model, self.run, self.optimizer = model, run, optimizer
-        self.options, self.world = options, world
         self.vocabulary, self.corpus = vocabulary, corpus
         self.token_bytes = None if vocabulary is None else vocabulary.token_bytes
-        device = next(model.parameters()).device
         self.windows = not model.encoder.carries_state
         whole = columns(ids.train, options.batch_size, "training.batch_size")
         most, longest = f"at most the {len(ids.train):,} training tokens", len(ids.train)
@@ -106,11 +104,9 @@ class LanguageModelTask:
         self.read_at_once = max(bptt, READ_AT_ONCE) if more else bptt
         length_seed = seed if options.length_seed is None else options.length_seed
         self.state = LanguageModelState(
-            limits=Limits(options.epochs, None, options.max_minutes),
+            **self.initial_state(),
             epoch_size=self.data.shape[0],
             text=text_checksum(ids),
-            nll=torch.zeros((), dtype=sum_dtype(device), device=device),
-            stopper=None if options.patience is None else NonMonotone(options.patience),
             lengths=SequenceLengths(length_seed, bptt, options.length_cap),
         )
 
@@ -122,19 +118,11 @@ class LanguageModelTask:
 
     def _prepare_steps(self) -> None:
         options = self.options
+        of_loss = {name: getattr(options, name) for name in REGULARISERS} | {"check": False}
         settings: dict[str, Any] = {
             "bptt": options.bptt,
             "autocast": self.autocast,
-            "options": {
-                "ar_weight": options.ar_weight,
-                "tar_weight": options.tar_weight,
-                "adversarial": options.adversarial,
-                "past_decode": options.past_decode,
-                "augmented": options.augmented,
-                "augmented_temperature": options.augmented_temperature,
-                "state_reset": options.state_reset,
-                "check": False,
-            },
+            "options": of_loss,
         }
         model, micro_batch = self.model, options.micro_batch
         blocker = capture_blocker(

@@ -143,7 +143,8 @@ class AwdLstm(Encoder):
         dropping = self.training and self._dropping
         x = self.embed(ids)  # (T, B, d)
         if dropping:
-            x = self._drop_words(x, ids)
+            drop = sequence_row_dropout if self.dropout_masks == "variational" else row_dropout
+            x = drop(x, ids, label_count(self.embedding), self.dropout_embedding)
             x = self._drop(x, self.dropout_input)
         by_layer = dropping and (self.dropout_state > 0.0 or self.dropout_masks == "standard")
         one_by_one = by_layer or self.skip_connections or self.cap_input_gate
@@ -210,11 +211,6 @@ class AwdLstm(Encoder):
         if self.dropout_masks == "standard":
             return masked(x, draw_mask(tuple(x.shape), p, x)) if p > 0.0 else x
         return locked_dropout(x, p)
-
-    def _drop_words(self, x: Tensor, ids: Tensor) -> Tensor:
-        rows, p = label_count(self.embedding), self.dropout_embedding
-        drop = sequence_row_dropout if self.dropout_masks == "variational" else row_dropout
-        return drop(x, ids, rows, p)
 
     def kernel_summary(self, batch: int) -> list[str]:
         plain = not (self.cap_input_gate or self.dropout_state > 0.0)

@@ -6,22 +6,19 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from drill.errors import check_value
+
 
 def check_sampling(
     name: str, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
 ) -> None:
     """Raise ValueError for invalid options of the function ``name``."""
-    if not 0.0 <= temperature < math.inf:  # NaN fails too
-        raise ValueError(
-            f"{name}: temperature must be a finite number of at least 0, got {temperature}"
-        )
+    wanted, finite = "a finite number of at least 0", 0.0 <= temperature < math.inf
+    check_value(finite, f"{name}: temperature", wanted, temperature)
     for option, value, least in (("top_k", top_k, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, Integral) or value < least):
-            raise ValueError(
-                f"{name}: {option} must be an integer of at least {least}, got {value}"
-            )
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"{name}: top_p must be in (0, 1], got {top_p}")
+        fits = value is None or (isinstance(value, Integral) and value >= least)
+        check_value(fits, f"{name}: {option}", f"an integer of at least {least}", value)
+    check_value(top_p is None or 0.0 < top_p <= 1.0, f"{name}: top_p", "in (0, 1]", top_p)
 
 
 def draw(

@@ -4,12 +4,14 @@ A task says what a step, a validation and the test are. The loop logs, validates
 weights and checkpoints everything, so that a killed run resumes bit for bit.
 """
 
+import abc
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +19,14 @@ from torch import Tensor, nn
 from drill.errors import Diverged
 from drill.kernels.lstm.persistent.recurrence import STALLED, Stalled, take_stall
 from drill.training.distributed import World
-from drill.training.optim import ScheduledOptimizer
+from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.options import TrainingOptions, log_interval
-from drill.training.precision import matmul_precision
+from drill.training.precision import matmul_precision, sum_dtype
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import whole
 from drill.training.run.folder import RunFolder, readable
 from drill.training.signals import GracefulShutdown
-from drill.training.state import Score, TrainingState
+from drill.training.state import Limits, Score, TrainingState
 
 TRAINING_LOG = "drill.training"
 """The logger that says on a GPU how a run is trained; `drill train` shows it."""
@@ -40,37 +42,61 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM came during a validation or a test, whose result is lost."""
 
 
-class Task(Protocol):
-    """What differs between the tasks. A task has its model, data, optimizer and processes."""
+class Task(abc.ABC):
+    """What differs between the tasks, and all that a run is trained with.
 
-    @property
-    def model(self) -> nn.Module: ...
+    ``sharded``: each process has a part of the weights, so all of them validate and test.
+    """
 
-    @property
-    def state(self) -> TrainingState: ...
+    state: TrainingState
+    sharded = False
 
-    @property
-    def sharded(self) -> bool:
-        """Whether each process has a part of the weights: then all validate and test."""
+    def __init__(
+        self,
+        model: nn.Module,
+        run: RunFolder,
+        optimizer: ScheduledOptimizer,
+        options: TrainingOptions,
+        world: World,
+    ) -> None:
+        self.model, self.run, self.optimizer = model, run, optimizer
+        self.options, self.world = options, world
+        self.device = next(model.parameters()).device
 
+    def initial_state(self) -> dict[str, Any]:
+        """The part of a state that both tasks start with."""
+        options, device = self.options, self.device
+        max_steps = getattr(options, "max_steps", None)
+        return {
+            "limits": Limits(options.epochs, max_steps, options.max_minutes),
+            "nll": torch.zeros((), dtype=sum_dtype(device), device=device),
+            "stopper": None if options.patience is None else NonMonotone(options.patience),
+        }
+
+    @abc.abstractmethod
     def prepare(self, autocast: torch.dtype | None) -> None:
         """Called once, when the state is restored and the precision is set."""
 
+    @abc.abstractmethod
     def batches(self) -> Iterator[Any]:
         """The rest of the current epoch, from ``state.position`` on."""
 
+    @abc.abstractmethod
     def step(self, batch: Any) -> None:
         """Train on a batch: add to ``state.nll``, ``position`` and ``tokens``."""
 
+    @abc.abstractmethod
     def validate(self, watch: Watch) -> tuple[Score, dict[str, Any]]:
         """The score, and more for its line of metrics. By the main process, unless sharded."""
 
+    @abc.abstractmethod
     def test(self, watch: Watch) -> tuple[Score, Any]:
         """Test the best weights and write the line of metrics; gives valid and test scores.
 
         By the main process, unless sharded.
         """
 
+    @abc.abstractmethod
     def read_test(self, row: dict[str, Any]) -> tuple[Score, Any]:
         """What ``test`` gave, from the line that it wrote."""
 
@@ -91,23 +117,17 @@ class Outcome:
     signal: int | None = None  # which one; None if another process was interrupted
 
 
-def fit(
-    task: Task,
-    run: RunFolder,
-    optimizer: ScheduledOptimizer,
-    options: TrainingOptions,
-    *,
-    world: World = World(),  # noqa: B008 - it is frozen
-    progress: Callable[[Progress], None] | None = None,
-) -> Outcome:
-    """Train until the first limit, then test the best weights.
+def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outcome:
+    """Train ``task.model`` in place until the first limit, then test the best weights.
 
-    Resumes from the last checkpoint in ``run``. A run that was tested and is at a limit returns its
-    result again. Ctrl-C and SIGTERM end the step or the validation, save and return an unfinished
-    outcome; the next call repeats an interrupted validation.
+    Resumes from the last checkpoint of the folder; the optimizer is a fresh one. A run that was
+    tested and is at a limit returns its result again. Ctrl-C and SIGTERM end the step or the
+    validation, save and return an unfinished outcome; the next call repeats that validation.
+    ``progress`` is called a few times a second, and after each validation.
     """
-    model, state = task.model, task.state
-    device = next(model.parameters()).device
+    model, state, run, world = task.model, task.state, task.run, task.world
+    optimizer, options = task.optimizer, task.options
+    save = partial(state.save, model, optimizer, run, world)
     optimizer.setup(model.named_parameters())
     resumed = state.restore(model, optimizer, run, world)
     state.agree_on_time(world)
@@ -119,7 +139,7 @@ def fit(
     if resumed:
         state.check_weights(model, run)
     if state.cut_metrics(run, world):
-        state.save(model, optimizer, run, world)
+        save()
     if not resumed and world.rank > 0:
         torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
     speed = Speed(state)
@@ -127,9 +147,9 @@ def fit(
     saved = shown = time.monotonic()
 
     with (
-        matmul_precision(options.precision, device) as autocast,
+        matmul_precision(options.precision, task.device) as autocast,
         GracefulShutdown() as shutdown,
-        saving_best(state, run, world),
+        saving_best(task),
     ):
         task.prepare(autocast)
         watch = _watch(speed, progress, shutdown)
@@ -138,17 +158,17 @@ def fit(
         if options.validate_first and state.step == 0 and state.best is None:
             state.epoch = 0
             try:
-                row = _validate(task, optimizer, world, watch)
+                row = _validate(task, watch)
             except Interrupted:
                 state.epoch = 1
-                state.save(model, optimizer, run, world)
+                save()
                 return _unfinished(state, shutdown)
-            _report(run, world, progress, speed.report(row | {"kind": "epoch"}))
+            _report(task, progress, speed.report(row | {"kind": "epoch"}))
             state.next_epoch()
             speed.restart()
 
         model.train()
-        batches, async_loss = task.batches(), AsyncLoss(device)
+        batches, async_loss = task.batches(), AsyncLoss(task.device)
         while not state.is_done():
             # train
             if not state.validation_pending:
@@ -156,7 +176,7 @@ def fit(
                 state.step += 1
                 if state.step % log_interval(state.step, options.log_every) == 0:
                     row = state.training_row(optimizer.now, world)
-                    finite(row["train_loss"], state, optimizer, run)
+                    finite(row["train_loss"], task)
                     if world.first:
                         run.append_later(row)
             agreed = state.step % agree_every == 0
@@ -168,30 +188,30 @@ def fit(
                 shown = time.monotonic()
                 loss = async_loss(state, world)
                 if loss is not None:
-                    state.loss = finite(loss, state, optimizer, run)
-                _report(run, world, progress, speed.report())
+                    state.loss = finite(loss, task)
+                _report(task, progress, speed.report())
 
             # validate
             epoch_done, every = state.epoch_done(), options.validate_every
             due = every is not None and state.step % every == 0
             if epoch_done or due or state.limit_reached() or state.validation_pending:
-                state.loss = finite(state.mean_loss(world), state, optimizer, run)
-                check_damaged(state, model, optimizer, run)
+                state.loss = finite(state.mean_loss(world), task)
+                check_damaged(task)
                 state.tick_training()
                 try:
-                    row = _validate(task, optimizer, world, watch)
+                    row = _validate(task, watch)
                 except Interrupted:
                     state.validation_pending = True
-                    state.save(model, optimizer, run, world)
+                    save()
                     return _unfinished(state, shutdown)
                 if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
                     state.stopper.update(row["valid_loss"])
                 row["kind"] = "epoch" if epoch_done else "validation"
-                _report(run, world, progress, speed.report(row))
+                _report(task, progress, speed.report(row))
                 if epoch_done:
                     optimizer.epoch_ended(row["valid_loss"])
                     state.next_epoch()
-                    batches, async_loss = task.batches(), AsyncLoss(device)
+                    batches, async_loss = task.batches(), AsyncLoss(task.device)
                 speed.restart()
             if not agreed or state.is_done():
                 continue
@@ -200,15 +220,15 @@ def fit(
             stop = world.any(shutdown.requested)
             save_due = world.any(time.monotonic() - saved >= options.checkpoint_seconds)
             if stop or save_due:
-                check_damaged(state, model, optimizer, run)
+                check_damaged(task)
                 state.tick_training()
-                state.save(model, optimizer, run, world)
+                save()
                 saved = time.monotonic()
             if stop:
                 return _unfinished(state, shutdown)
 
         # test
-        state.save(model, optimizer, run, world)
+        save()
         result = None
         if world.first or task.sharded:
             with suppress(Interrupted):  # all is saved: the same command tests again
@@ -219,14 +239,13 @@ def fit(
         return replace(ended, interrupted=late, signal=shutdown.number)
 
 
-def _validate(
-    task: Task, optimizer: ScheduledOptimizer, world: World, watch: Watch
-) -> dict[str, Any]:
+def _validate(task: Task, watch: Watch) -> dict[str, Any]:
     """Copy the weights if they are the best so far; gives the line of metrics.
 
     All processes raise Interrupted if the main one was interrupted; the state is then as before.
     """
-    state, averaged = task.state, optimizer.averaging
+    state, optimizer, world = task.state, task.optimizer, task.world
+    averaged = optimizer.averaging
     with optimizer.averaged_weights():
         found = None
         if world.first or task.sharded:
@@ -291,17 +310,12 @@ def _watch(
     return watch
 
 
-def _report(
-    run: RunFolder,
-    world: World,
-    progress: Callable[[Progress], None] | None,
-    report: Progress,
-) -> None:
+def _report(task: Task, progress: Callable[[Progress], None] | None, report: Progress) -> None:
     """The main process writes the line of metrics and shows the progress."""
-    if not world.first:
+    if not task.world.first:
         return
     if report.row is not None:
-        run.append(report.row)
+        task.run.append(report.row)
     if progress is not None:
         progress(report)
 
@@ -354,12 +368,11 @@ class AsyncLoss:
 # -- divergence -----------------------------------------------------------------------------------
 
 
-def finite(
-    loss: float, state: TrainingState, optimizer: ScheduledOptimizer, run: RunFolder
-) -> float:
+def finite(loss: float, task: Task) -> float:
     """``loss``; raises Diverged if it is not finite."""
     if math.isfinite(loss):
         return loss
+    state, optimizer, run = task.state, task.optimizer, task.run
     last = (
         f"the last good checkpoint is {run.last}"
         if run.last.exists()
@@ -382,13 +395,11 @@ def finite(
     )
 
 
-def check_damaged(
-    state: TrainingState, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder
-) -> None:
+def check_damaged(task: Task) -> None:
     """Raise Diverged before parameters that are not finite are saved."""
-    norms = torch._foreach_norm([p.detach() for p in model.parameters()])
-    total = torch.stack([whole(norm).float() for norm in norms]).sum() + state.nll
-    finite(float(total), state, optimizer, run)
+    norms = torch._foreach_norm([p.detach() for p in task.model.parameters()])
+    total = torch.stack([whole(norm).float() for norm in norms]).sum() + task.state.nll
+    finite(float(total), task)
 
 
 @contextmanager
@@ -408,11 +419,11 @@ def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def saving_best(state: TrainingState, run: RunFolder, world: World) -> Iterator[None]:
+def saving_best(task: Task) -> Iterator[None]:
     """Save the best weights if training inside diverges."""
     try:
         yield
     except Diverged:
-        if world.first:
-            state.save_best(run)
+        if task.world.first:
+            task.state.save_best(task.run)
         raise

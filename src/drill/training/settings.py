@@ -222,17 +222,8 @@ def _parts(error: Exception) -> tuple[str, str, str]:
 # -- tables and the signatures behind them --------------------------------------------------------
 
 
-MOST = {"layers": 1000, "depth": 1000} | dict.fromkeys(
-    (
-        "embedding_dim",
-        "hidden_size",
-        "output_size",
-        "joint_size",
-        "feedforward",
-        "intermediate_size",
-    ),
-    2**20,
-)
+WIDTHS = ("embedding_dim", "hidden_size", "output_size", "joint_size", "feedforward")
+MOST = dict.fromkeys((*WIDTHS, "intermediate_size"), 2**20) | {"layers": 1000, "depth": 1000}
 """Larger values take minutes to build, or overflow before the memory of a model is checked."""
 
 

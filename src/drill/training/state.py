@@ -184,36 +184,30 @@ class TrainingState(abc.ABC):
         nll, terms = world.mean(float(self.nll)), self.loss_terms()
         loss = (nll - self.logged_nll) / max(1, terms - self.logged_terms)
         self.logged_nll, self.logged_terms = nll, terms
-        return {
-            "kind": "step",
-            "epoch": self.epoch,
-            "step": self.step,
-            "position": self.position,
-            "epoch_size": self.epoch_size,
-            "train_loss": loss,
-            "train_perplexity": perplexity_of(loss),
-            "lr": lr,
-            "elapsed": self.elapsed,
-        }
+        return {"kind": "step", **self._row(loss, lr)}
 
     def metrics(self, score: Score, *, lr: float, averaged: bool, best: bool) -> dict[str, Any]:
         """A line of metrics.jsonl after a validation."""
-        trained = self.position > 0
         return {
-            "epoch": self.epoch,
-            "step": self.step,
-            "position": self.position,
-            "epoch_size": self.epoch_size,
-            "train_loss": self.loss if trained else None,
-            "train_perplexity": perplexity_of(self.loss) if trained else None,
+            **self._row(self.loss if self.position > 0 else None, lr),
             "valid_loss": score.loss,
             "valid_perplexity": score.perplexity,
-            "lr": lr,
             "averaged": averaged,
             "best": best,
             "tokens": self.tokens,
             "tokens_per_second": self.tokens / max(1e-9, self.training_seconds),
             "seconds": self.seconds,
+        }
+
+    def _row(self, loss: float | None, lr: float) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "position": self.position,
+            "epoch_size": self.epoch_size,
+            "train_loss": loss,
+            "train_perplexity": None if loss is None else perplexity_of(loss),
+            "lr": lr,
             "elapsed": self.elapsed,
         }
 

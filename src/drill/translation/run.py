@@ -172,7 +172,7 @@ class TranslationRun:
             lines: sentences of the source language.
             beam_size: as in training by default; 1 is greedy.
             progress: called with the lines done and their number.
-            options: more fields of ``Search``.
+            options: more fields of ``Search``; the length penalty is training's unless given.
 
         Returns:
             The best translation of each line.
@@ -181,12 +181,9 @@ class TranslationRun:
             return best_translations(self.model, self.subwords, list(lines), search, progress)
 
     def bleu(self, split: str = "test", *, beam_size: int | None = None, **options: Any) -> Scores:
-        """Translate a split and score it against its references.
+        """Translate a split, "valid" or "test", and score it against its references.
 
-        Args:
-            split: "valid" or "test".
-            beam_size: as in training by default; 1 is greedy.
-            options: more fields of ``Search``.
+        Other arguments are those of ``translate``.
 
         Returns:
             BLEU and chrF with their signatures.

@@ -16,14 +16,13 @@ from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
 from drill.training.device import out_of_memory_hint
 from drill.training.distributed import World, data_parallel
-from drill.training.loop import TRAINING_LOG, Outcome, Watch, diverged_if_nan, fit
-from drill.training.optim import NonMonotone, ScheduledOptimizer
+from drill.training.loop import TRAINING_LOG, Outcome, Task, Watch, diverged_if_nan, fit
+from drill.training.optim import ScheduledOptimizer
 from drill.training.options import TranslationOptions
-from drill.training.precision import autocast_to, sum_dtype
+from drill.training.precision import autocast_to
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import copy_into, load_into
 from drill.training.run.folder import RunFolder
-from drill.training.state import Limits
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.evaluate import (
     DecodingInfo,
@@ -59,31 +58,23 @@ def train_translator(
     optimizer: ScheduledOptimizer,
     options: TranslationOptions,
     *,
-    world: World = World(),  # noqa: B008 - it is frozen
     progress: Callable[[Progress], None] | None = None,
+    **more: Any,
 ) -> Outcome:
-    """Train ``model`` in the folder ``run`` and test its best weights, see ``fit``.
+    """``fit`` a ``TranslationTask``: train in the folder ``run`` and test the best weights.
 
-    Args:
-        model: trained in place, on the device it is on.
-        data: texts and ids of all splits.
-        run: where checkpoints and metrics are; a run that has a checkpoint is resumed.
-        optimizer: a fresh one; ``fit`` restores its state.
-        world: this process among several.
-        progress: called a few times a second, and after each validation.
-
-    Returns:
-        The outcome. Its ``valid`` is the loss of the tested weights, or of the best ones so far.
-        If the test was made by an earlier command, its hypotheses are only in the folder.
+    ``valid`` of the outcome is the loss of the tested weights, or of the best ones so far. If the
+    test was made by an earlier command, its hypotheses are only in the folder.
     """
-    task = TranslationTask(model, data, run, optimizer, options, world)
-    return fit(task, run, optimizer, options, world=world, progress=progress)
+    return fit(TranslationTask(model, data, run, optimizer, options, **more), progress)
 
 
-class TranslationTask:
+class TranslationTask(Task):
     """What ``fit`` asks of a translator."""
 
-    sharded = False
+    model: Translator
+    options: TranslationOptions
+    state: TranslationState
 
     def __init__(
         self,
@@ -92,12 +83,11 @@ class TranslationTask:
         run: RunFolder,
         optimizer: ScheduledOptimizer,
         options: TranslationOptions,
-        world: World,
+        world: World = World(),  # noqa: B008 - it is frozen
     ) -> None:
+        super().__init__(model, run, optimizer, options, world)
         corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
-        self.model, self.data, self.run, self.optimizer = model, data, run, optimizer
-        self.options, self.world = options, world
-        self.device = next(model.parameters()).device
+        self.data = data
         self.pair_batches = PairBatches(
             data.train,
             options.max_tokens,
@@ -105,15 +95,12 @@ class TranslationTask:
             multiple=options.pad_to_multiple_of,
             rank=world.rank,
             size=world.size,
-            subwords=data.subwords,
         )
         self.batches_per_update = own_batches(options.gradient_accumulation_steps, world)
         self.state = TranslationState(
-            limits=Limits(options.epochs, options.max_steps, options.max_minutes),
+            **self.initial_state(),
             epoch_size=len(self.pair_batches),
             text=data.checksum,
-            nll=torch.zeros((), dtype=sum_dtype(self.device), device=self.device),
-            stopper=None if options.patience is None else NonMonotone(options.patience),
             average=options.average_checkpoints,
         )
 

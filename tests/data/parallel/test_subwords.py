@@ -169,7 +169,6 @@ def test_bytes_that_are_no_subwords_are_named(tmp_path, raw):
         (lambda _: Subwords.train(LINES, size=100), DataError, "size .* 100"),
         (lambda _: Subwords.train(LINES, min_count=0), DataError, "min_count"),
         (lambda _: Subwords.train([]), DataError, "no line"),
-        (lambda _: Subwords.train(["a", "b\ud800"]), DataError, "UTF-8"),
         (lambda _: Subwords.train("abc"), TypeError, "takes lines"),
         (lambda each: each.encode_lines(["a", "b\ud800"]), DataError, "UTF-8"),
         (lambda each: each.encode_lines(["a", "b c\ud800"]), DataError, "UTF-8"),

@@ -189,9 +189,6 @@ def test_without_the_network_a_missing_file_is_named(home):
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(DataError, match="'pbt'; known are ptb, wikitext-2, bible"):
         load_corpus("pbt")
-    for call in (load_corpus, read_corpus):
-        with pytest.raises(DataError, match="the corpus web is now called bible"):
-            call("web")
 
 
 # -- the World English Bible --------------------------------------------------------------------

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data.parallel.pairs import Pairs
-from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
+from drill.data.parallel.subwords import BEGIN, END, PAD
 from drill.errors import DataError, check_value
 
 IGNORE = -100  # the target at padding; the losses leave it out
-QUOTED = 12  # subwords of a pair in an error
 
 
 class PairBatch(NamedTuple):
@@ -58,7 +57,6 @@ class PairBatches:
         rank: of this process, which has the batches i of an epoch with i modulo ``size`` =
             ``rank``.
         size: number of processes.
-        subwords: to quote pairs in errors.
         long_alone: a pair longer than ``max_tokens`` is a batch of its own; else it is an error.
     """
 
@@ -71,7 +69,6 @@ class PairBatches:
         multiple: int = 1,
         rank: int = 0,
         size: int = 1,
-        subwords: Subwords | None = None,
         long_alone: bool = False,
     ) -> None:
         for name, value, least in (
@@ -92,11 +89,10 @@ class PairBatches:
         self._source, self._target = sources + 1, targets + 1  # with <end>; with <begin> or <end>
         longer = _rounded_up(np.maximum(self._source, self._target), multiple)
         if longer.max() > max_tokens and not long_alone:
-            worst = int(longer.argmax())
             raise DataError(
-                f"{_named(pairs, worst, subwords)} has {longer[worst]:,} tokens on one side, more "
-                f"than max_tokens ({max_tokens:,}) allows in a batch; raise training.max_tokens, "
-                "or drop such pairs with a smaller filters.maximum"
+                f"a pair has {longer.max():,} tokens on one side, more than max_tokens "
+                f"({max_tokens:,}) allows in a batch; raise training.max_tokens, or drop such "
+                "pairs with a smaller filters.maximum"
             )
         order = self._by_length(np.arange(len(pairs)))
         self._bounds = _bounds(longer[order], max_tokens)
@@ -207,11 +203,3 @@ def _halved(batches: list[NDArray[np.int64]], size: int) -> list[NDArray[np.int6
         parts = [batches[fullest][:half], batches[fullest][half:]]
         batches = [*batches[:fullest], *parts, *batches[fullest + 1 :]]
     return batches
-
-
-def _named(pairs: Pairs, index: int, subwords: Subwords | None) -> str:
-    """A pair as a reader can find it: filters have changed its number in the text."""
-    if subwords is None:
-        return f"pair {index}"
-    begin = subwords.decode(pairs.source(index)[:QUOTED].tolist())
-    return f'the pair that begins "{begin}..."'

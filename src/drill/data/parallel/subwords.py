@@ -16,7 +16,7 @@ from typing import Any
 from drill.data.cache import cache_key, cached
 from drill.data.optional_packages import missing_packages
 from drill.errors import DataError, check_value
-from drill.files import atomic_write
+from drill.files import atomic_write, read_json
 
 logger = logging.getLogger("drill")
 
@@ -135,10 +135,6 @@ class Subwords:
             nonlocal count
             for line in lines:
                 count += 1
-                try:
-                    line.encode("utf-8")
-                except UnicodeEncodeError as error:
-                    raise _not_utf8(line, error) from None
                 yield line
                 if progress is not None and count % REPORT_EVERY == 0:
                     progress(count, total)
@@ -206,7 +202,8 @@ class Subwords:
                 try:
                     line.encode("utf-8")
                 except UnicodeEncodeError as error:
-                    raise _not_utf8(line, error) from None
+                    fault = f"{line[error.start]!r} in {line[:40]!r}"
+                    raise DataError(f"Subwords: {fault} is not UTF-8; remove it") from None
             raise
         return [each.ids for each in found]
 
@@ -252,18 +249,11 @@ class Subwords:
     @classmethod
     def load(cls, path: Path | str) -> "Subwords":
         """Read what ``save`` wrote; any other file raises DataError."""
-        path = Path(path)
+        content = read_json(Path(path), "subwords")
         try:
-            return cls(path.read_bytes().decode("utf-8"))
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-            raise DataError(f"{path}: cannot be read ({fault}); name a subwords file") from None
+            return cls(json.dumps(content))
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
-        except (ValueError, RecursionError):
-            raise DataError(
-                f"{path}: is not JSON; write it with Subwords.save, or take another file"
-            ) from None
 
 
 def cached_subwords(lines: Sequence[str], cache: Path | None, **options: Any) -> Subwords:
@@ -276,10 +266,6 @@ def cached_subwords(lines: Sequence[str], cache: Path | None, **options: Any) ->
         load=lambda entry: Subwords.load(entry / "subwords.json"),
         save=lambda subwords, entry: subwords.save(entry / "subwords.json"),
     )
-
-
-def _not_utf8(line: str, error: UnicodeEncodeError) -> DataError:
-    return DataError(f"Subwords: {line[error.start]!r} in {line[:40]!r} is not UTF-8; remove it")
 
 
 def _byte_values() -> dict[str, int]:

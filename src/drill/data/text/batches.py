@@ -154,12 +154,7 @@ def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iter
             "smaller batch or a longer text"
         )
     while start < rows - 2:
-        sampled = next(lengths, 0)
-        if sampled < 1:
-            raise DataError(
-                f"training_segments: at row {start} of {rows} the lengths gave out or fell below "
-                "1; pass an endless iterator, for example SequenceLengths(seed, bptt)"
-            )
+        sampled = next(lengths)
         length = min(sampled, rows - 1 - start)
         yield Segment(start, length, sampled)
         start += length

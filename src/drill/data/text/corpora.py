@@ -213,7 +213,7 @@ def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None)
         return corpus_from_folder(_open_text(name))
     if name not in CORPORA:
         raise DataError(
-            f"no corpus is called {name!r}{renamed(name)}; known are {', '.join(NAMES)}, and own "
+            f"no corpus is called {name!r}; known are {', '.join(NAMES)}, and own "
             "text is read with corpus_from_folder or corpus_from_file"
         )
     train, valid, test = (_text(name, split, fetch, progress) for split in SPLITS)
@@ -340,16 +340,10 @@ def check_corpus(corpus: str) -> None:
         _files_in(path)
     elif not path.exists():
         raise DataError(
-            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file"
-            f"{renamed(corpus)}",
+            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file",
             key="data.corpus",
             hint="check the path",
         )
-
-
-def renamed(corpus: str) -> str:
-    """A remark for those who know a corpus by its former name."""
-    return f" (the corpus web is now called {BIBLE})" if corpus == "web" else ""
 
 
 def read_corpus(

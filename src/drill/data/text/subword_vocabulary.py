@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from drill.data.parallel.subwords import END, Subwords
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
-from drill.files import atomic_write, lines_of
+from drill.files import atomic_write, lines_of, read_json
 
 LINES_AT_ONCE = 4096  # ids of a long text as lists of Python would fill the memory
 
@@ -97,10 +96,7 @@ class SubwordVocabulary(Vocabulary):
 
 def load_vocabulary(path: Path | str) -> Vocabulary:
     """Read what ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote."""
-    try:
-        content: Any = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        content = None
+    content = read_json(Path(path), "vocabulary")
     if not isinstance(content, dict) or "tokenizer" not in content:
         return Vocabulary.load(path)  # or its error
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.errors import DataError, check_value
-from drill.files import atomic_write
+from drill.files import atomic_write, read_json
 
 EOS = "<eos>"  # ends every line
 UNK = "<unk>"  # stands for every word that is not in the vocabulary
@@ -61,17 +61,8 @@ class Vocabulary:
                 raise DataError(
                     f"Vocabulary: {word!r} is entry {self.ids[word]} and entry {place}; keep one"
                 )
-        try:
-            "".join(self.words).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"Vocabulary: {error.object[error.start]!r} in a word is no character of UTF-8; "
-                "remove it"
-            ) from None
         if EOS not in self.ids:
             raise DataError(f"Vocabulary: {EOS} is missing; it ends every line, so add it")
-        if self.counts.min() < 0:
-            raise DataError("Vocabulary: a count is negative; counts are of at least 0")
 
     @classmethod
     def over_splits(cls, train: Iterable[str], *others: Iterable[str]) -> "Vocabulary":
@@ -249,16 +240,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path | str) -> "Vocabulary":
         """Read what ``save`` wrote; any other file raises DataError."""
-        path = Path(path)
-        try:
-            content: Any = json.loads(path.read_bytes())
-        except OSError as error:
-            fault = error.strerror or type(error).__name__
-            raise DataError(f"{path}: cannot be read ({fault}); name a vocabulary file") from None
-        except (ValueError, RecursionError):
-            raise DataError(
-                f"{path}: is not JSON; write it with Vocabulary.save, or take another file"
-            ) from None
+        content = read_json(Path(path), "vocabulary")
         fields = content if isinstance(content, dict) else {}
         words: Any = fields.get("words")
         counts: Any = fields.get("counts")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments, inputs_and_targets
+from drill.errors import check_value
 from drill.language_modeling.evaluation.grid_search import Cell, Search
 from drill.language_modeling.evaluation.perplexity import (
     Perplexity,
@@ -217,11 +218,8 @@ def check_cache_settings(
     called: Mapping[str, str] = NAMES,
 ) -> None:
     """Raise ValueError for invalid settings; ``called`` are their names in messages."""
-    if window < 1:
-        raise ValueError(f"{called['window']} must be at least 1, got {window}")
+    check_value(window >= 1, called["window"], "at least 1", window)
     for theta in thetas:
-        if not math.isfinite(theta):
-            raise ValueError(f"{called['theta']} must be a finite number, got {theta}")
+        check_value(math.isfinite(theta), called["theta"], "a finite number", theta)
     for lamb in lambs:
-        if not 0.0 <= lamb <= 1.0:  # NaN fails too
-            raise ValueError(f"{called['lamb']} must be in [0, 1], got {lamb}")
+        check_value(0.0 <= lamb <= 1.0, called["lamb"], "in [0, 1]", lamb)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments
+from drill.errors import check_value
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
@@ -174,7 +175,5 @@ def check_dynamic_settings(
 ) -> None:
     """Raise ValueError for invalid settings; ``called`` are their names in messages."""
     for name, value in (("lr", lr), ("lamb", lamb)):
-        if not 0.0 <= value < math.inf:  # NaN fails too
-            raise ValueError(f"{called[name]} must be a finite number of at least 0, got {value}")
-    if not 0.0 < epsilon < math.inf:
-        raise ValueError(f"{called['epsilon']} must be a finite number above 0, got {epsilon}")
+        check_value(0.0 <= value < math.inf, called[name], "a finite number of at least 0", value)
+    check_value(0.0 < epsilon < math.inf, called["epsilon"], "a finite number above 0", epsilon)

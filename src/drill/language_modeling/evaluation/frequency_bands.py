@@ -122,7 +122,11 @@ def frequency_bands(
     words = _Words.of(losses, targets, counts, exclude)
     return [
         Band(
-            low, high, int(inside.sum()), int(words.tokens[inside].sum()), _sum(words.loss[inside])
+            low,
+            high,
+            types=int(inside.sum()),
+            tokens=int(words.tokens[inside].sum()),
+            loss=float(words.loss[inside].sum()),
         )
         for low, high, inside in words.bands(edges)
     ]
@@ -179,7 +183,7 @@ def compare_bands(
     changes = []
     for low, high, inside in ours.bands(edges):
         types = int(inside.sum())
-        base, more = _sum(ours.loss[inside]), _sum(difference[inside])
+        base, more = float(ours.loss[inside].sum()), float(difference[inside].sum())
         pooled = more / base if base else (math.inf if more else 0.0)
         tokens = int(ours.tokens[inside].sum())
         changes.append(
@@ -188,7 +192,7 @@ def compare_bands(
                 high,
                 types,
                 tokens,
-                by_types=100 * _sum(relative[inside]) / types if types else math.nan,
+                by_types=100 * float(relative[inside].sum()) / types if types else math.nan,
                 by_tokens=100 * pooled if types else math.nan,
                 nats=more / tokens if tokens else math.nan,
                 sure=int((ours.loss < SURE * ours.tokens)[inside].sum()),
@@ -253,7 +257,3 @@ def _array(values: Values) -> NDArray[np.generic]:
         values = values.double() if values.is_floating_point() else values  # numpy has no bfloat16
         return values.numpy()
     return np.asarray(values)
-
-
-def _sum(values: NDArray[np.float64]) -> float:
-    return float(values.sum())

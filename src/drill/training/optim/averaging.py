@@ -70,9 +70,7 @@ class AveragedSgd(Optimizer):
         """
         for group in self.param_groups:
             for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state.update(step=0, rate=float(group["lr"]), average=torch.zeros_like(p))
+                self._state(p, group)
         if not self.even():
             raise RuntimeError("AveragedSgd: advance: some parameters were left out of a step")
         numbers = []
@@ -92,6 +90,13 @@ class AveragedSgd(Optimizer):
                 return False
         return True
 
+    def _state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """The state of a parameter, made before its first step."""
+        state = self.state[p]
+        if not state:
+            state.update(step=0, rate=float(group["lr"]), average=torch.zeros_like(p))
+        return state
+
     def _by_progress(self, group: dict[str, Any]) -> dict[tuple[int, float], list[Tensor]]:
         """The parameters with gradients by steps done and rate, which are one set unless some were
         left out of a step."""
@@ -103,9 +108,7 @@ class AveragedSgd(Optimizer):
                 raise TypeError(
                     "AveragedSgd: a gradient is sparse; build the embedding with sparse=False"
                 )
-            state = self.state[p]
-            if not state:
-                state.update(step=0, rate=float(group["lr"]), average=torch.zeros_like(p))
+            state = self._state(p, group)
             sets.setdefault((state["step"], state["rate"]), []).append(p)
         return sets
 

@@ -272,7 +272,6 @@ class ScheduledOptimizer(abc.ABC):
             prefix = f"{name}/"
             entries |= {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
             parameter = self.parameters[name]
-            _check_entries(name, parameter, entries)
             entries.pop(MEAN, None)
             if entries:
                 state[i] = {
@@ -343,16 +342,9 @@ class RunScheduled(ScheduledOptimizer):
             self.check("average_patience", self.average_patience is None, needed)
 
     def rate(self, progress: float) -> float:
+        return self.scheduled(self.lr, progress)
+
+    def scheduled(self, lr: float, progress: float) -> float:
+        """The rate at this ``progress`` of a schedule whose highest rate is ``lr``."""
         shape = {"warmup": self.warmup, "hold": self.hold, "final": self.final}
-        return run_rate(progress, lr=self.lr, schedule=cast(RunSchedule, self.schedule), **shape)
-
-
-def _check_entries(name: str, parameter: Tensor, entries: Mapping[str, Any]) -> None:
-    """Raise ValueError for tensors that are neither like the parameter nor a single number."""
-    wanted = (parameter.shape, parameter.dtype)
-    for key, value in entries.items():
-        if isinstance(value, Tensor) and value.dim() and (value.shape, value.dtype) != wanted:
-            raise ValueError(
-                f"{key} of {name} is {value.dtype} {tuple(value.shape)}, not {parameter.dtype} "
-                f"{tuple(parameter.shape)}"
-            )
+        return run_rate(progress, lr=lr, schedule=cast(RunSchedule, self.schedule), **shape)

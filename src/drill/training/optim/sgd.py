@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from drill.kernels.optimizer import sgd_step
 from drill.training.optim.averaging import AveragedSgd, NonMonotone
 from drill.training.optim.optimizer import RunScheduled, ScheduledOptimizer
-from drill.training.optim.schedules import RunSchedule, run_rate
+from drill.training.optim.schedules import RunSchedule
 
 logger = logging.getLogger("drill")
 
@@ -121,8 +121,7 @@ class Sgd(FusedSgd, RunScheduled):
 
     def rate(self, progress: float) -> float:
         lr = self.lr / self.lr_decay ** max(0, self.epochs + 1 - self.lr_decay_after)
-        shape = {"warmup": self.warmup, "hold": self.hold, "final": self.final}
-        return run_rate(progress, lr=lr, schedule=self.schedule, **shape)
+        return self.scheduled(lr, progress)
 
     def epoch_ended(self, valid_loss: float) -> None:
         super().epoch_ended(valid_loss)

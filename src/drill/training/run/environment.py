@@ -77,7 +77,21 @@ def run_environment(
         kernels: which kernels are used, if known.
         more: entries of a run that starts.
     """
-    start = _start(settings, device, processes)
+    precision = resolve_precision(settings.training["precision"], device)
+    start: dict[str, Any] = {
+        "drill": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "precision": precision,
+        "tf32": precision != "float32" and device.type == "cuda",
+        "world_size": processes.size,
+        "command": sys.argv,
+        "working_folder": str(Path.cwd()),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
     if kernels:
         start["kernels"] = list(kernels)
     before = run.read_environment() if run.last.exists() or run.best.exists() else None
@@ -110,21 +124,3 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
             or (minutes is not None and trained >= 60.0 * minutes)
             or (stopper is not None and stopper["triggered"])
         )
-
-
-def _start(settings: Settings, device: torch.device, processes: World) -> dict[str, Any]:
-    precision = resolve_precision(settings.training["precision"], device)
-    return {
-        "drill": __version__,
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": device_name(device),
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-        "tf32": precision != "float32" and device.type == "cuda",
-        "world_size": processes.size,
-        "command": sys.argv,
-        "working_folder": str(Path.cwd()),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }

@@ -105,6 +105,12 @@ class RunFolder:
         """Whether there is something to resume from or to use."""
         return any(path.exists() for path in (self.last, self.best, self.metrics))
 
+    def check_files(self) -> None:
+        """Raise RunFolderError for pipes and devices, which would keep a reader waiting."""
+        for path in (*self.path.glob("*"), *self.last.parent.glob("*")):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise RunFolderError(f"{path}: is not a regular file; remove it")
+
     def foreign_files(self) -> list[str]:
         """The files of a folder that has no file of a run; hidden files do not count."""
         if not self.path.is_dir():

@@ -36,6 +36,7 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
             f"{run.path}: is a folder without a run (no recipe.toml); name a run folder to resume, "
             "or a recipe: `drill recipes` lists them"
         )
+    run.check_files()
     settings = recipe(str(run.recipe), changes)
     found = with_text(settings, run)
     return settings if located(settings) == found else found
@@ -66,6 +67,7 @@ def has_begun(settings: Settings, run: RunFolder, *, warn: bool) -> bool:
 
 def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | None]:
     """Whether a run has begun, and its settings."""
+    run.check_files()
     if found := run.foreign_files():
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise RunFolderError(
@@ -76,11 +78,6 @@ def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | 
     if not begun or not run.recipe.exists():
         return begun, None
     own = saved(run.recipe)
-    _check_same_settings(settings, own, run)
-    return begun, own
-
-
-def _check_same_settings(settings: Settings, own: Settings, run: RunFolder) -> None:
     changes = located(own, run).differences(located(settings))
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
@@ -88,6 +85,7 @@ def _check_same_settings(settings: Settings, own: Settings, run: RunFolder) -> N
             f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); set "
             "them as in that run to resume, give this one another --name, or remove the folder"
         )
+    return begun, own
 
 
 def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool) -> None:

@@ -47,6 +47,7 @@ def settings_of(run: RunFolder, task: str | None = None) -> Settings:
         raise RunFolderError(
             f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
         )
+    run.check_files()
     settings = saved(run.recipe)
     if task not in (None, settings.task):
         kinds = {LANGUAGE_MODEL: "language model", TRANSLATION: "translator"}

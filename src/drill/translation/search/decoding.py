@@ -9,7 +9,8 @@ from torch import Tensor
 
 from drill.data import DataError
 from drill.models.translator import Translator
-from drill.translation.search.output_head import FoldedHead, Head
+from drill.training.precision import autocast_to
+from drill.translation.search.output_head import FoldedHead, Head, encoded_once
 
 Sources = Tensor | Sequence[Sequence[int]]
 """Sentences as ids: (B, S) padded on the right, or a list for each."""
@@ -126,6 +127,28 @@ def batches(
         limits = tuple(decoding.limit(len(sources[i])) for i in places)
         made.append(Batch(places, torch.tensor(rows, device=device), limits))
     return made
+
+
+def searched(
+    name: str,
+    model: Translator,
+    sources: Sources,
+    decoding: Decoding,
+    hypotheses: int,
+    head: Head | None,
+    progress: Progress | None,
+    search: Callable[[Head, Batch], dict[int, list[Hypothesis]]],
+) -> list[list[Hypothesis]]:
+    """What ``search`` finds for the batches of all sources, in their order."""
+    found: dict[int, list[Hypothesis]] = {}
+    work = batches(name, model, sources, decoding, hypotheses)
+    with encoded_once(model, head) as scores:
+        for batch in work:
+            if progress is not None:
+                progress(len(found))
+            with autocast_to(batch.source.device, decoding.autocast):
+                found |= search(scores, batch)
+    return [found[place] for place in range(len(found))]
 
 
 class Writable:

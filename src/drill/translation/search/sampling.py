@@ -9,7 +9,6 @@ from torch import Tensor
 from drill.layers.checks import positive
 from drill.models.sampling import check_sampling, draw
 from drill.models.translator import Translator
-from drill.training.precision import autocast_to
 from drill.translation.search.decoding import (
     Batch,
     Decoding,
@@ -17,9 +16,9 @@ from drill.translation.search.decoding import (
     Progress,
     Sources,
     Writable,
-    batches,
+    searched,
 )
-from drill.translation.search.output_head import Head, encoded_once
+from drill.translation.search.output_head import Head
 
 
 @torch.no_grad()
@@ -55,16 +54,12 @@ def sample(
     positive("sample", "samples", samples)
     check_sampling("sample", temperature, top_k, top_p, seed)
     entropy = np.random.SeedSequence(seed).entropy
-    found: dict[int, list[Hypothesis]] = {}
-    work = batches("sample", model, sources, decoding, samples)
-    with encoded_once(model, head) as scores:
-        for batch in work:
-            if progress is not None:
-                progress(len(found))
-            u = _uniform(entropy, batch, samples, first)
-            with autocast_to(batch.source.device, decoding.autocast):
-                found |= _drawn(model, scores, batch, decoding, u, temperature, top_k, top_p)
-    return [found[place] for place in range(len(found))]
+
+    def search(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
+        u = _uniform(entropy, batch, samples, first)
+        return _drawn(model, head, batch, decoding, u, temperature, top_k, top_p)
+
+    return searched("sample", model, sources, decoding, samples, head, progress, search)
 
 
 def _uniform(entropy: Any, batch: Batch, samples: int, first: int) -> Tensor:

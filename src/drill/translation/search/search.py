@@ -15,7 +15,6 @@ from drill.layers.checks import positive
 from drill.models.transformer.inputs import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder
-from drill.training.precision import autocast_to
 from drill.translation.search.beam import Beam
 from drill.translation.search.decoding import (
     Batch,
@@ -24,7 +23,7 @@ from drill.translation.search.decoding import (
     Progress,
     Sources,
     Writable,
-    batches,
+    searched,
 )
 from drill.translation.search.output_head import Head, encoded_once
 from drill.translation.search.sampling import sample
@@ -80,21 +79,16 @@ def beam_search(
     """
     if positive("beam_search", "n_best", n_best) > positive("beam_search", "beam", beam):
         raise ValueError(f"beam_search: n_best must be at most beam {beam}, got {n_best}")
-    found: dict[int, list[Hypothesis]] = {}
-    work = batches("beam_search", model, sources, decoding, beam)
-    with encoded_once(model, head) as scores:
-        device = model.transformer.source_embedding.weight.device
-        graphs: GraphRecorder | None = None
-        if decoding.replays(device, scores):
+    graphs: GraphRecorder | None = None
+
+    def search(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
+        nonlocal graphs
+        device = batch.source.device
+        if graphs is None and decoding.replays(device, head):
             graphs = GraphRecorder(device, instead="search with Decoding(..., graph=False)")
-        for batch in work:
-            if progress is not None:
-                progress(len(found))
-            with autocast_to(device, decoding.autocast):
-                found |= _search(
-                    model, scores, batch, decoding, beam, n_best, length_penalty, graphs
-                )
-    return [found[place] for place in range(len(found))]
+        return _search(model, head, batch, decoding, beam, n_best, length_penalty, graphs)
+
+    return searched("beam_search", model, sources, decoding, beam, head, progress, search)
 
 
 def greedy(
