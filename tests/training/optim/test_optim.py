@@ -18,10 +18,8 @@ from drill.training.optim import (
     AveragedSgd,
     NonMonotone,
     averaged,
-    clip_,
     inverse_sqrt,
     one_cycle,
-    scaled_lr,
 )
 
 
@@ -204,24 +202,6 @@ def test_wrong_input_of_the_trigger_is_named():
         NonMonotone().update(math.nan)
 
 
-# -- clipping and rates ---------------------------------------------------------------------------
-
-
-def test_small_gradients_are_not_clipped_and_shared_ones_count_once():
-    w = nn.Parameter(torch.zeros(2))
-    w.grad = torch.tensor([3.0, 4.0])
-    assert clip_([w, w], 5.5).item() == 5.0
-    assert w.grad.tolist() == [3.0, 4.0]
-    clip_(iter([w, w]), 2.5)
-    torch.testing.assert_close(w.grad, torch.tensor([1.5, 2.0]))
-
-
-def test_clipping_never_waits_for_the_device():
-    p = nn.Parameter(torch.empty(3, device="meta"))
-    p.grad = torch.empty_like(p)
-    assert clip_([p], 1.0).is_meta
-
-
 # -- schedules ------------------------------------------------------------------------------------
 
 
@@ -253,7 +233,6 @@ def test_inverse_sqrt_by_hand():
         (lambda: one_cycle(1, peak=1.0, total=3), "rise"),
         (lambda: inverse_sqrt(0, width=4, warmup=4), "step"),
         (lambda: inverse_sqrt(1, width=4, warmup=0), "warmup"),
-        (lambda: scaled_lr(30.0, 0, 70), "sampled_length"),
     ],
 )
 def test_wrong_input_of_the_schedules_is_named(call, key):

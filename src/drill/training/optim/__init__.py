@@ -3,7 +3,7 @@
 from drill.training.optim.adamw import AdamW
 from drill.training.optim.averaging import AveragedSgd, NonMonotone, averaged
 from drill.training.optim.muon import Muon
-from drill.training.optim.optimizer import ScheduledOptimizer, clip_, scaled_lr
+from drill.training.optim.optimizer import RunScheduled, ScheduledOptimizer
 from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate
 from drill.training.optim.sgd import Asgd, NtAsgd, Sgd
 
@@ -15,14 +15,13 @@ __all__ = [
     "Muon",
     "NonMonotone",
     "NtAsgd",
+    "RunScheduled",
     "ScheduledOptimizer",
     "Sgd",
     "averaged",
-    "clip_",
     "inverse_sqrt",
     "one_cycle",
     "run_rate",
-    "scaled_lr",
 ]
 
 

@@ -30,39 +30,6 @@ MEAN = "mean"  # a key of saved tensors that no torch optimizer has
 LABEL_MAPS = {"maps", "gates", "label_map"}  # what output layers call them
 
 
-def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """g <- g * min(1, max_norm / |g|), |g| the norm over all gradients together.
-
-    In place and without waiting for the device. A parameter given twice, as by an encoder and a
-    layer that share their embedding, counts once.
-
-    Args:
-        parameters: with gradients.
-        max_norm: the largest norm.
-
-    Returns:
-        |g| before clipping.
-    """
-    check_value(max_norm > 0.0, "clip_: max_norm", "a positive number", max_norm)
-    return nn.utils.clip_grad_norm_(list(dict.fromkeys(parameters)), max_norm)
-
-
-def scaled_lr(lr: float, sampled_length: int, bptt: int) -> float:
-    """lr * sampled_length / bptt: a step over a longer batch is longer.
-
-    Args:
-        lr: of a full-length step.
-        sampled_length: what was drawn, even where the end of the corpus cuts the batch.
-        bptt: the usual length.
-
-    Returns:
-        The learning rate of the step.
-    """
-    for name, length in (("sampled_length", sampled_length), ("bptt", bptt)):
-        check_value(length >= 1, f"scaled_lr: {name}", "at least 1", length)
-    return lr * sampled_length / bptt
-
-
 def is_label_map(name: str) -> bool:
     """Whether a parameter of a model belongs to the label maps of its output layer."""
     owner, *path = name.split(".")
@@ -158,7 +125,7 @@ class ScheduledOptimizer(abc.ABC):
         optimizer = self._begun()
         self.prepare(progress)
         self.now = self.rate(progress)
-        rate = scaled_lr(self.now, sampled_length, bptt)
+        rate = self.now * sampled_length / bptt
         of_maps = rate * run_rate(
             progress, lr=self.map_lr_scale, schedule="constant", warmup=self.map_warmup
         )
@@ -175,7 +142,7 @@ class ScheduledOptimizer(abc.ABC):
         """The device's part of a step; it can be recorded and replayed after ``prepare_step``."""
         optimizer = self._begun()
         if self.max_grad_norm is not None:
-            clip_(self.parameters.values(), self.max_grad_norm)
+            nn.utils.clip_grad_norm_(self.parameters.values(), self.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if self.late_average is not None and self.late_average.begun:
