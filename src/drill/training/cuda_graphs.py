@@ -225,7 +225,9 @@ class CapturedGradients:
         self.cache.check()
         gone = self._attach()
         fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._gradients)
-        key = fresh, self._key(inputs)
+        device = inputs[0].device
+        half = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
+        key = fresh, half, *((each.shape, each.dtype) for each in inputs)
         replay = self.cache.replays.get(key)
         if gone and (replay is None or not fresh):
             torch._foreach_zero_(gone)
@@ -238,13 +240,6 @@ class CapturedGradients:
         torch._foreach_copy_(replay.inputs, inputs)
         replay.run()
         return replay.loss.clone()
-
-    def _key(self, inputs: tuple[Tensor, ...]) -> Hashable:
-        """Which graph to use: shapes and dtypes of the inputs, autocast."""
-        device = inputs[0].device
-        half = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
-        shapes = tuple((each.shape, each.dtype) for each in inputs)
-        return shapes, half
 
     def _run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         with overlap_scope(self.parameters):

@@ -151,7 +151,8 @@ def resolved(tables: Mapping[str, Any]) -> Settings:
     ):
         if not isinstance(tables.get(key), str | None):
             raise SettingsError(f"must be {meaning}, got {tables[key]!r}", key=key)
-    tables = _with_encoder_defaults(tables)
+    usual = ENCODER_DEFAULTS.get(tables.get("encoder", {}).get(NAME), {})
+    tables = {**tables, **{key: {**usual[key], **tables.get(key, {})} for key in usual}}
     checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
     return Settings(
         tables.get("recipe") or "own", init_from=tables.get(INIT_FROM), task=task, **checked
@@ -162,11 +163,6 @@ ENCODER_DEFAULTS: dict[str, dict[str, Table]] = {
     "hf": {"training": {"ar_weight": 0.0, "tar_weight": 0.0}, "optimizer": {NAME: "adamw"}}
 }
 """Defaults of other tables that depend on the encoder; those of the options are for LSTMs."""
-
-
-def _with_encoder_defaults(tables: Mapping[str, Any]) -> Mapping[str, Any]:
-    usual = ENCODER_DEFAULTS.get(tables.get("encoder", {}).get(NAME), {})
-    return {**tables, **{key: {**usual[key], **tables.get(key, {})} for key in usual}}
 
 
 def _meant(

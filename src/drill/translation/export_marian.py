@@ -191,20 +191,16 @@ def _check_folder(folder: Path) -> None:
 
     A model that transformers saved has the same files; it copies MARK, and adds its version.
     """
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    foreign = sorted(name for name in names - FILES if not name.startswith("."))
-    if not foreign and names & FILES:
-        try:
-            config = json.loads((folder / CONFIG).read_bytes())
-            ours = config["exported_by"] == MARK["exported_by"]
-            foreign = [] if ours and "transformers_version" not in config else [CONFIG]
-        except (OSError, ValueError, RecursionError, TypeError, LookupError):
-            foreign = [CONFIG]
-    if foreign:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    names = {path.name for path in paths if not path.name.startswith(".")}
+    try:
+        config = json.loads((folder / CONFIG).read_bytes()) if names else MARK
+        ours = config["exported_by"] == MARK["exported_by"] and "transformers_version" not in config
+    except (OSError, ValueError, RecursionError, TypeError, LookupError):
+        ours = False
+    if not ours or not names <= FILES:
         raise DataError(
-            f"{folder}: has files that drill has not exported ({', '.join(foreign[:3])}{more}); "
-            "choose a new or an empty folder"
+            f"{folder}: has files that drill has not exported; choose a new or an empty folder"
         )
 
 

@@ -43,16 +43,14 @@ class FeedForward(nn.Module):
     def forward(
         self, x: Tensor, ready: Prepared | None = None, with_output: bool = False
     ) -> Tensor:
-        inside = self._inside(x, ready)
-        return self.output(inside) if with_output else inside
-
-    def _inside(self, x: Tensor, ready: Prepared | None) -> Tensor:
         p = self.dropout if self.training else 0.0
         weights = None if ready is None else ready.maps.get(self.inner)
         if ready is None or weights is None or weights.bias is None:
-            return F.dropout(mapped(self.inner, x, ready).relu(), p)
-        seed = ready.seeds.get(self)
-        return relu_dropout(x, weights.bias, p, x_map=weights, seed=seed, impl="triton")
+            inside = F.dropout(mapped(self.inner, x, ready).relu(), p)
+        else:
+            seed = ready.seeds.get(self)
+            inside = relu_dropout(x, weights.bias, p, x_map=weights, seed=seed, impl="triton")
+        return self.output(inside) if with_output else inside
 
 
 class Stream(NamedTuple):

@@ -199,10 +199,7 @@ class RunFolder:
             append_line(self.evaluations, line)
         except OSError as error:
             failed = WriteError(self.evaluations, error, len(line), alternative="")
-            raise RunFolderError(
-                f"{failed.filename}: cannot be written ({failed.reason}), so this result is not "
-                f"saved; {failed.hint} and evaluate again"
-            ) from None
+            raise RunFolderError(f"{failed}, then evaluate again to save the result") from None
 
     def metrics_size(self) -> int:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
