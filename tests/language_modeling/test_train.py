@@ -12,9 +12,9 @@ from drill.data import (
     DataError,
     Ids,
     Segment,
+    SequenceLengths,
     columns,
     inputs_and_targets,
-    SequenceLengths,
     training_segments,
 )
 from drill.data.text.batches import rotated, rotations
