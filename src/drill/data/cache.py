@@ -30,7 +30,11 @@ logger = logging.getLogger("drill")
 
 
 def cache_folder() -> Path | None:
-    """The default folder of caches; None, with a warning, for a user without a home."""
+    """The default folder of caches, ``cache_root``.
+
+    Returns:
+        The folder; None, with a warning in the log, for a user without a home.
+    """
     root = cache_root()
     if root is None:
         warn_uncached(*UNCACHED)

@@ -103,7 +103,14 @@ class LanguageModelRun:
         return ids
 
     def perplexity(self, split: str = "test") -> Perplexity:
-        """Perplexity of "train", "valid" or "test", in the batch size and precision of training."""
+        """Perplexity with the batch size and precision of training.
+
+        Args:
+            split: "train", "valid" or "test".
+
+        Returns:
+            Loss and perplexity, and how many tokens they are of.
+        """
         size = self.settings.training[f"{'test' if split == 'test' else 'valid'}_batch_size"]
         ids = getattr(self.ids, split)
         sizes = self.vocabulary.token_bytes
@@ -114,7 +121,10 @@ class LanguageModelRun:
     ) -> Tensor:
         """-log p of every predicted token, with the window and precision of training.
 
-        The arguments are those of ``evaluation.perplexity.token_losses``.
+        Args:
+            ids: the text, (N,).
+            batch_size: columns that the text is cut into; the first token of each is not predicted.
+            progress: called with how much is done, and of how much.
 
         Returns:
             Losses (tokens,), column after column, on the CPU.
@@ -126,7 +136,10 @@ class LanguageModelRun:
     ) -> Calibration:
         """How often the likeliest token is right, by the probability that it gets.
 
-        The arguments are those of ``evaluation.calibration.calibration``.
+        Args:
+            ids: the text, (N,).
+            batch_size: columns that the text is cut into.
+            progress: called with how much is done, and of how much.
 
         Returns:
             Reliability bins, and the expected calibration error as ``ece``.
@@ -156,14 +169,25 @@ class LanguageModelRun:
         return prompt.rstrip(" ") + "".join(found)
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
-        """Each line, without line breaks, on its own: the log-probabilities of its words."""
+        """Score lines, each on its own.
+
+        Args:
+            lines: texts without line breaks.
+
+        Returns:
+            Each line with the log-probabilities of its words.
+        """
         return list(score(self.model, self.vocabulary, lines))
 
     def add_words(self, descriptions: Mapping[str, str]) -> "LanguageModelRun":
-        """A run with further words, whose vectors are made from their characters or descriptions.
+        """Add words to the vocabulary, with vectors from their characters or descriptions.
 
-        Each word has a text about it, such as a dictionary entry. If glosses are read and the text
-        is empty, WordNet's entry is taken.
+        Args:
+            descriptions: each word with a text about it, such as a dictionary entry. If glosses are
+                read and the text is empty, WordNet's entry is taken.
+
+        Returns:
+            A run with the new words; this one does not change.
         """
         try:
             model, vocabulary = with_words(
@@ -174,7 +198,11 @@ class LanguageModelRun:
         return replace(self, model=model, vocabulary=vocabulary)
 
     def save(self, folder: Path | str) -> None:
-        """Write the model and its vocabulary as a run folder, new or empty, to load again."""
+        """Write the model and its vocabulary as a run folder, to load again.
+
+        Args:
+            folder: a new one, or an empty one.
+        """
         target = RunFolder(folder)
         if target.path.exists() and any(target.path.iterdir()):
             raise RunFolderError("is not empty; name a new folder", key=str(target.path))

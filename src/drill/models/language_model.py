@@ -147,7 +147,14 @@ class LanguageModel(nn.Module):
         return self.layer.log_probs(encoded.output), encoded.state
 
     def initial_state(self, batch: int) -> State:
-        """The state of ``batch`` sequences at the start of a text."""
+        """The state at the start of a text.
+
+        Args:
+            batch: number of sequences.
+
+        Returns:
+            The state of the encoder.
+        """
         return self.encoder.initial_state(batch)
 
     def kernel_summary(self, batch: int, length: int) -> list[str]:
@@ -156,19 +163,31 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """A block with gradients and without dropout; for dynamic evaluation."""
+        """A block with gradients and without dropout; for dynamic evaluation.
+
+        Returns:
+            A context manager.
+        """
         with restored_modes(self.layer), self.encoder.without_dropout():
             self.layer.eval()
             yield
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Trained parameters that predictions depend on, by name; shared ones once."""
+        """Trained parameters that predictions depend on.
+
+        Returns:
+            Parameters by name; shared ones once.
+        """
         own = ("encoder.", "layer.")  # not those of past_decode, which only the loss reads
         found = self.named_parameters()
         return {name: p for name, p in found if p.requires_grad and name.startswith(own)}
 
     def parameter_count(self) -> int:
-        """The number of entries of ``trained_parameters``."""
+        """Count ``trained_parameters``.
+
+        Returns:
+            The number of their entries.
+        """
         return sum(p.numel() for p in self.trained_parameters().values())
 
 

@@ -100,7 +100,11 @@ class Translator(nn.Module):
         return self.layer.log_probs(self._hidden(source, target_in)).transpose(0, 1)
 
     def parameter_count(self) -> int:
-        """The number of trained parameters; shared ones once."""
+        """Count trained parameters; shared ones once.
+
+        Returns:
+            The number of their entries.
+        """
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def _hidden(self, source: Tensor, target_in: Tensor) -> Tensor:

@@ -83,7 +83,11 @@ def out_of_memory_hint(what: str, hint: str) -> Iterator[None]:
 
 
 def check_memory(parameters: Iterable[Tensor]) -> None:
-    """Raise OutOfMemory if weights and gradients of a meta_init model exceed the memory."""
+    """Raise OutOfMemory if weights and their gradients are larger than the memory here.
+
+    Args:
+        parameters: of a model built in ``meta_init``, which takes no memory.
+    """
     sizes = [(each.numel(), each.element_size()) for each in parameters]
     needed = 2 * sum(count * size for count, size in sizes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if os.name == "posix" else 0

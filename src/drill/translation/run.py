@@ -137,10 +137,16 @@ class TranslationRun:
         return data
 
     def split(self, name: str) -> tuple[ParallelText, Pairs]:
-        """Text and ids of "train", "valid" or "test" as in ``data``; no other text is read.
+        """Text and ids of a split as in ``data``; no other text is read.
 
         Ids of ``train`` are those of its pairs that have passed the filters. The text is not
         cached: that of ``train`` is large.
+
+        Args:
+            name: "train", "valid" or "test".
+
+        Returns:
+            The text and its ids.
         """
         text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
@@ -181,9 +187,12 @@ class TranslationRun:
             return best_translations(self.model, self.subwords, list(lines), search, progress)
 
     def bleu(self, split: str = "test", *, beam_size: int | None = None, **options: Any) -> Scores:
-        """Translate a split, "valid" or "test", and score it against its references.
+        """Translate a split and score it against its references.
 
-        Other arguments are those of ``translate``.
+        Args:
+            split: "valid" or "test".
+            beam_size: as in training by default; 1 is greedy.
+            options: more fields of ``Search``.
 
         Returns:
             BLEU and chrF with their signatures.

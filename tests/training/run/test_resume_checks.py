@@ -11,6 +11,7 @@ import torch
 
 from drill.errors import CheckpointError, DrillError, OutOfMemory, RunFolderError
 from drill.training.device import check_memory, meta_init
+from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from tests.tiny_runs import interrupted_after, small_run
 from tests.tiny_translations import small_optimizer, small_training
@@ -53,6 +54,15 @@ def test_damaged_weights_for_averaging(tmp_path):
     flip(recent[0])
     with fails(tmp_path, CheckpointError, recent[0].name):
         small_training(tmp_path, **options)
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:-1], lambda t: t.double()], ids=["shape", "dtype"])
+def test_optimizer_state_of_another_model(stopped, change):
+    tensors, numbers = checkpoint.load(stopped.last)
+    key = next(name for name in tensors if name.endswith("/exp_avg"))
+    checkpoint.save(stopped.last, tensors | {key: change(tensors[key])}, numbers)
+    with pytest.raises(CheckpointError, match="exp_avg"):
+        small_run(stopped.path, "tied", "adamw", epochs=2)
 
 
 def test_metrics_with_other_line_ends(stopped):

@@ -146,7 +146,14 @@ class PairBatches:
         return order[np.lexsort((excess, longer))]
 
     def batch(self, indices: NDArray[np.int64]) -> PairBatch:
-        """The pairs ``indices`` (B,) as one batch."""
+        """Pairs as one batch.
+
+        Args:
+            indices: (B,), of the pairs, in this order.
+
+        Returns:
+            The batch.
+        """
         count = len(self.pairs)
         source = self._padded(indices, self._source[indices], PAD)
         target_out = self._padded(count + indices, self._target[indices], IGNORE)

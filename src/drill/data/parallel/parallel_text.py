@@ -59,7 +59,14 @@ class ParallelText:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "ParallelText":
-        """Both sides from pairs of lines."""
+        """Both sides from pairs of lines.
+
+        Args:
+            pairs: (source, target).
+
+        Returns:
+            The text.
+        """
         both = list(pairs)
         return cls([source for source, _ in both], [target for _, target in both])
 

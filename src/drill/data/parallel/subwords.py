@@ -167,7 +167,14 @@ class Subwords:
         return f"Subwords({len(self)} pieces)"
 
     def encode(self, line: str) -> list[int]:
-        """Ids of a line, without begin or end."""
+        """Ids of a line, without begin or end.
+
+        Args:
+            line: of text.
+
+        Returns:
+            Its ids; none for an empty line.
+        """
         return self._encode([line])[0]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
@@ -175,6 +182,12 @@ class Subwords:
 
         No piece reaches over a space that stands alone, so a word after one has the same ids in
         every line and is encoded once. Lines with other white space are encoded as a whole.
+
+        Args:
+            lines: of text.
+
+        Returns:
+            The ids of each line.
         """
         if len(self._known) > MOST_KNOWN:
             self._known = {}
@@ -208,22 +221,50 @@ class Subwords:
         return [each.ids for each in found]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids without begin, end and padding; U+FFFD for what is no character."""
+        """The text of ids; begin, end and padding are left out.
+
+        Args:
+            ids: of pieces.
+
+        Returns:
+            The text; U+FFFD stands for bytes that are no whole characters.
+        """
         checked = [self._checked(int(each)) for each in ids]
         text: str = self._tokenizer.decode(checked, skip_special_tokens=True)
         return text
 
     def piece(self, index: int) -> str:
-        """How the library writes a piece: one sign per byte, ``Ġ`` for a space."""
+        """How the library writes a piece: one sign per byte, ``Ġ`` for a space.
+
+        Args:
+            index: its id.
+
+        Returns:
+            The piece.
+        """
         name: str = self._tokenizer.id_to_token(self._checked(index))
         return name
 
     def piece_bytes(self, index: int) -> bytes:
-        """The bytes that a piece stands for; none for begin, end and padding."""
+        """The bytes that a piece stands for.
+
+        Args:
+            index: its id.
+
+        Returns:
+            The bytes; none for begin, end and padding.
+        """
         return bytes(BYTES[sign] for sign in self.piece(index)) if index >= len(SPECIAL) else b""
 
     def display(self, index: int) -> str:
-        """A piece for people: ``▁`` is a space, ``<0xC3>`` a byte that is no whole character."""
+        """A piece for people.
+
+        Args:
+            index: its id.
+
+        Returns:
+            Text with ``▁`` for a space; ``<0xC3>`` for a byte that is no whole character.
+        """
         raw = self.piece_bytes(index)
         if not raw:
             return self.piece(index)
@@ -238,17 +279,32 @@ class Subwords:
         return index
 
     def description(self) -> str:
-        """JSON of the tokenizers library, which ``Subwords(description)`` takes."""
+        """What ``Subwords(description)`` makes these subwords of.
+
+        Returns:
+            JSON of the tokenizers library.
+        """
         text: str = self._tokenizer.to_str()
         return text
 
     def save(self, path: Path | str) -> None:
-        """Write ``description`` atomically, as a tokenizer.json of the tokenizers library."""
+        """Write ``description`` atomically, as a tokenizer.json of the tokenizers library.
+
+        Args:
+            path: of the file.
+        """
         atomic_write(Path(path), self.description().encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path | str) -> "Subwords":
-        """Read what ``save`` wrote; any other file raises DataError."""
+        """Read what ``save`` wrote; any other file raises DataError.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The subwords.
+        """
         content = read_json(Path(path), "subwords")
         try:
             return cls(json.dumps(content))

@@ -273,7 +273,14 @@ def read_own_text(path: Path) -> str:
 
 
 def corpus_from_folder(folder: Path | str) -> Corpus:
-    """Own text in three files: train, valid and test, with or without ``.txt``, packed or not."""
+    """A text of your own in three files.
+
+    Args:
+        folder: with train, valid and test, each with or without ``.txt``, packed or not.
+
+    Returns:
+        The corpus, with the name of the folder.
+    """
     folder = Path(folder)
     train, valid, test = map(read_own_text, _files_in(folder))
     return Corpus(folder.resolve().name, train, valid, test)

@@ -95,7 +95,14 @@ class SubwordVocabulary(Vocabulary):
 
 
 def load_vocabulary(path: Path | str) -> Vocabulary:
-    """Read what ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote."""
+    """Read what ``Vocabulary.save`` or ``SubwordVocabulary.save`` wrote.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The vocabulary, of words or of subwords.
+    """
     content = read_json(Path(path), "vocabulary")
     if not isinstance(content, dict) or "tokenizer" not in content:
         return Vocabulary.load(path)  # or its error

@@ -163,7 +163,14 @@ class Vocabulary:
         return Vocabulary([*self.words, *words], counts, known, held_out)
 
     def extends(self, other: "Vocabulary") -> bool:
-        """Whether this is ``other``, or ``other`` with further words."""
+        """Whether this is ``other``, or ``other`` with further words.
+
+        Args:
+            other: the one that may be shorter.
+
+        Returns:
+            Whether its words have the same ids here.
+        """
         if self == other:
             return True
         rest = self.counts[len(other) :]
@@ -191,7 +198,14 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.words).encode("utf-8")).hexdigest()
 
     def encode(self, lines: Iterable[str]) -> NDArray[np.int32]:
-        """Ids (N,) of all words, with ``<eos>`` after each line."""
+        """Words as ids.
+
+        Args:
+            lines: of a text.
+
+        Returns:
+            Ids (N,) of all words, with ``<eos>`` after each line.
+        """
         if isinstance(lines, str):
             raise TypeError("Vocabulary: encode takes lines, not one string; pass [text]")
         unknown = self.ids.get(UNK)
@@ -211,11 +225,25 @@ class Vocabulary:
             ) from None
 
     def display(self, index: int) -> str:
-        """A label for people: the word."""
+        """A label for people.
+
+        Args:
+            index: its id.
+
+        Returns:
+            The word.
+        """
         return self.words[index]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Words joined by a space, a line for each ``<eos>`` and one for what is left."""
+        """Ids as lines.
+
+        Args:
+            ids: of words.
+
+        Returns:
+            Words joined by a space, a line for each ``<eos>`` and one for what is left.
+        """
         lines: list[str] = []
         line: list[str] = []
         for each in ids:
@@ -230,7 +258,11 @@ class Vocabulary:
         return [*lines, " ".join(line)] if line else lines
 
     def save(self, path: Path | str) -> None:
-        """Write JSON atomically: an object with ``words``, ``counts`` and what else there is."""
+        """Write JSON atomically: an object with ``words``, ``counts`` and what else there is.
+
+        Args:
+            path: of the file.
+        """
         content: dict[str, Any] = {"words": self.words, "counts": self.counts.tolist()}
         more = {"descriptions": self.descriptions, "held_out": self.held_out}
         content |= {key: value for key, value in more.items() if value}
@@ -239,7 +271,14 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path | str) -> "Vocabulary":
-        """Read what ``save`` wrote; any other file raises DataError."""
+        """Read what ``save`` wrote; any other file raises DataError.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The vocabulary.
+        """
         content = read_json(Path(path), "vocabulary")
         fields = content if isinstance(content, dict) else {}
         words: Any = fields.get("words")

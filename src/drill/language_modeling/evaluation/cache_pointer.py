@@ -95,12 +95,18 @@ def cache_search(
     result = cache_perplexity(model, test, window=500, **best.settings)
 
     Give it the ``published`` and, where that is True, the ``bptt`` of the evaluation it is for.
-    Other arguments are those of ``cache_perplexity``.
 
     Args:
+        model: as of ``cache_perplexity``, and so are window, bptt, published and autocast.
+        ids: the validation text, (N,).
+        window: words in the cache.
         thetas: weights of similarity to try.
         lambs: shares of the cache to try.
+        bptt: tokens that are encoded at a time.
+        published: as the released code.
         limit: predict the first ``limit`` tokens only.
+        autocast: of the model.
+        progress: called with the tokens done and all there are.
 
     Returns:
         All cells of the grid; ``best`` has the settings of the lowest loss.

@@ -75,9 +75,16 @@ def calibration(
     bins: int = BINS,
     progress: Progress | None = None,
 ) -> Calibration:
-    """The calibration of a model on a text, in eval mode, in ``bins`` of equal width.
+    """The calibration of a model on a text, in eval mode.
 
-    Other arguments are those of ``perplexity``.
+    Args:
+        model: in any mode; it is left as it was.
+        ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
+        batch_size: more columns are faster and lose more context.
+        bptt: rows that are encoded at a time.
+        autocast: for example torch.bfloat16.
+        bins: how many, of equal width.
+        progress: called with the tokens done and all there are.
 
     Returns:
         Reliability bins, and the expected calibration error as ``ece``.

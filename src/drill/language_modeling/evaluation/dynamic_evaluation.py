@@ -132,11 +132,17 @@ def dynamic_search(
         best = dynamic_search(model, valid, statistics, file="search.json").best
         result = dynamic_perplexity(model, test, statistics, **best.settings)
 
-    Other arguments are those of ``dynamic_perplexity``.
-
     Args:
+        model: as of ``dynamic_perplexity``, and so are epsilon, bptt and cuda_graphs.
+        ids: the validation text, (N,).
+        statistics: from ``gradient_statistics`` of the same weights.
         lrs: by default the grid that AWD-LSTM was tuned with, times bptt / 5.
         lambs: as ``lrs``.
+        epsilon: bounds the steps of parameters that rarely have a gradient.
+        bptt: tokens between two steps.
+        limit: predict the first ``limit`` tokens only.
+        cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
+        progress: called with the tokens done and all there are.
         file: finished cells are saved here, and a restart continues. A cell is identified by
             weights, text, statistics, settings and precision.
         report: called with each cell.

@@ -165,11 +165,13 @@ def compare_bands(
 ) -> list[BandChange]:
     """Losses of two models on the same targets, band by band.
 
-    Other arguments are those of ``frequency_bands``.
-
     Args:
         a: (N,) losses of the model to compare with.
         b: (N,) losses of the other model.
+        targets: as in ``frequency_bands``, and so are counts, edges and exclude.
+        counts: (V,) occurrences in the training text.
+        edges: counts at which bands begin.
+        exclude: ids left out.
 
     Returns:
         A change for each band; one without tokens has NaN. A word on which A loses nothing makes

@@ -103,7 +103,15 @@ def token_losses(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """-log p of every predicted token; the arguments are those of ``perplexity``.
+    """-log p of every predicted token.
+
+    Args:
+        model: as of ``perplexity``.
+        ids: (N,), cut into columns without the rest, or (rows, B).
+        batch_size: more columns are faster and lose more context.
+        bptt: rows that are encoded at a time.
+        autocast: for example torch.bfloat16.
+        progress: called with the tokens done and all there are.
 
     Returns:
         (tokens,) on the CPU, column after column, each without its first token: for ``batch_size``

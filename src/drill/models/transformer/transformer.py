@@ -167,7 +167,14 @@ class Transformer(nn.Module):
     # -- all positions at once ----------------------------------------------------------------
 
     def encode(self, source: Tensor) -> Memory:
-        """Read source ids (B, S), padded on the right; an empty sentence reads as one ``pad``."""
+        """Read the source.
+
+        Args:
+            source: ids (B, S), padded on the right. An empty sentence reads as one ``pad``.
+
+        Returns:
+            Memory: states (B, S, d) and the mask of padding.
+        """
         check_ids("source", source, 2)
         if source.shape[1] == 0:
             source = F.pad(source, (0, 1), value=self.pad)

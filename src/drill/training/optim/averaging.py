@@ -65,8 +65,10 @@ class AveragedSgd(Optimizer):
     def advance(self) -> list[tuple[float, float]]:
         """Count a step of all parameters that another takes.
 
-        For what changes weights and averages in one pass. Every parameter has to take part. Gives
-        r_n and the share of w_n in a_n, for each parameter group.
+        For what changes weights and averages in one pass. Every parameter has to take part.
+
+        Returns:
+            r_n and the share of w_n in a_n, for each parameter group.
         """
         for group in self.param_groups:
             for p in group["params"]:
@@ -117,8 +119,14 @@ class AveragedSgd(Optimizer):
 def averaged(optimizer: AveragedSgd) -> Iterator[None]:
     """Inside, every parameter has its average; afterwards its old value, bit for bit.
 
-    For evaluating and saving the averaged model, after the first step. A parameter that never had a
-    gradient has no average and stays as it is.
+    For evaluating and saving the averaged model. A parameter that never had a gradient has no
+    average and stays as it is.
+
+    Args:
+        optimizer: after its first step.
+
+    Returns:
+        A context manager.
     """
     params = [p for p in optimizer.state if "average" in optimizer.state[p]]
     if not params:

@@ -36,9 +36,12 @@ def sample(
     head: Head | None = None,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
-    """Sample translations token by token. Other arguments are those of ``beam_search``.
+    """Sample translations token by token.
 
     Args:
+        model: the translator.
+        sources: sentences as ids: (B, S) padded on the right, or a list for each.
+        decoding: options of every search.
         samples: translations of every source.
         temperature: sample from p^(1/temperature), normalised; 0 is greedy.
         top_k: sample from the top_k likeliest tokens only.
@@ -46,6 +49,8 @@ def sample(
         seed: of the random numbers. Each sample has its own stream, so it does not depend on how
             many others there are.
         first: number of the first source, if a text is translated in parts.
+        head: from ``encoded_once``, to share encoded labels between calls.
+        progress: called before every batch with the number of sentences done.
 
     Returns:
         For every source its samples; ``log_prob`` and ``score`` are log p of the model, without

@@ -94,7 +94,13 @@ def beam_search(
 def greedy(
     model: Translator, sources: Sources, decoding: Decoding, *, head: Head | None = None
 ) -> list[Hypothesis]:
-    """Translate by the likeliest token after each; the arguments are those of ``beam_search``.
+    """Translate by the likeliest token after each: a beam of 1.
+
+    Args:
+        model: the translator.
+        sources: sentences as ids: (B, S) padded on the right, or a list for each.
+        decoding: options of every search.
+        head: from ``encoded_once``, to share encoded labels between calls.
 
     Returns:
         A translation of every source.
