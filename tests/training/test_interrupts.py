@@ -100,7 +100,7 @@ def test_signal_in_a_validation_ends_it_and_a_resume_repeats_it(
     ("owner", "name", "number"),
     [
         (TranslationState, "average_recent", signal.SIGINT),
-        (translation_training, "translated", signal.SIGTERM),
+        (translation_training, "evaluate_translator", signal.SIGTERM),
     ],
 )
 def test_signal_in_the_test_of_a_translator_ends_it_and_a_resume_tests(
@@ -124,7 +124,7 @@ def test_signal_in_the_test_of_a_translator_ends_it_and_a_resume_tests(
     ("owner", "name"), [(Translator, "loss"), (searching, "_search")], ids=["loss", "search"]
 )
 def test_signal_in_the_test_of_a_translator_waits_for_one_batch(tmp_path, monkeypatch, owner, name):
-    testing, real, calls = translation_training.translated, getattr(owner, name), []
+    testing, real, calls = translation_training.evaluate_translator, getattr(owner, name), []
 
     def counted(*arguments: object, **options: object) -> object:
         if not calls:  # once: a second signal ends the process at once
@@ -137,7 +137,7 @@ def test_signal_in_the_test_of_a_translator_waits_for_one_batch(tmp_path, monkey
         return testing(*arguments, **options)
 
     monkeypatch.setattr(translation_training, "Search", partial(Search, batch_tokens=1))
-    monkeypatch.setattr(translation_training, "translated", tested)
+    monkeypatch.setattr(translation_training, "evaluate_translator", tested)
     outcome = small_training(tmp_path, max_steps=1)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert len(calls) == 1

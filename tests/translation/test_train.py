@@ -138,7 +138,7 @@ def test_more_epochs_remove_an_older_average(tmp_path):
     [
         ("translation_loss", FloatingPointError("NaN"), Diverged),
         ("best_translations", torch.OutOfMemoryError("no room"), OutOfMemory),
-        ("translated", FloatingPointError("NaN"), Diverged),
+        ("evaluate_translator", FloatingPointError("NaN"), Diverged),
     ],
 )
 def test_failed_evaluation_is_repeated_by_a_resume(tmp_path, monkeypatch, name, fault, error):

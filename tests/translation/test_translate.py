@@ -12,7 +12,7 @@ from drill.data import BEGIN, END
 from drill.errors import SettingsError
 from drill.translation import translate as translation
 from drill.translation.bleu import corpus_scores
-from drill.translation.evaluate import translated, translation_loss
+from drill.translation.evaluate import evaluate_translator, translation_loss
 from drill.translation.search import sampling
 from drill.translation.search.decoding import Decoding
 from drill.translation.search.search import beam_search
@@ -198,7 +198,7 @@ def test_invalid_arguments_raise(data, model):
 
 def test_translated_scores_a_text(data, model):
     seen = []
-    found = translated(
+    found = evaluate_translator(
         model, data.subwords, data.text.test, data.test, Search(beam=1),
         progress=lambda done, of: seen.append((done, of)),
     )  # fmt: skip
@@ -209,7 +209,7 @@ def test_translated_scores_a_text(data, model):
     assert found.fit == translation_loss(model, data.test)
     assert found.exact == 0.0
     assert seen == [(0, 6), (0, 6), (6, 6)]  # the loss, one search of all lines, the end
-    other = translated(
+    other = evaluate_translator(
         model, data.subwords, data.text.test, data.test, Search(beam=1), language="fr"
     )
     assert other.scores.tokenised_bleu is None  # its rules are not known

@@ -222,7 +222,7 @@ def _log_to(display: "TrainingDisplay") -> Iterator[None]:
 def _print_outcome(outcome: "Outcome", folder: Path) -> None:
     from drill.cli.display import note
     from drill.training.progress import duration
-    from drill.translation.evaluate import Translated
+    from drill.translation.evaluate import TranslationResult
 
     if not outcome.finished:
         note(
@@ -232,7 +232,7 @@ def _print_outcome(outcome: "Outcome", folder: Path) -> None:
         return
     assert outcome.valid is not None
     assert outcome.test is not None
-    if isinstance(outcome.test, Translated):
+    if isinstance(outcome.test, TranslationResult):
         tested = f"BLEU {outcome.test.scores.bleu:.2f}  exact {outcome.test.exact:.1%}"
     else:
         tested = f"perplexity {outcome.test.perplexity:.2f}"

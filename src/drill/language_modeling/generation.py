@@ -12,7 +12,7 @@ from drill.data import EOS, UNK, SubwordVocabulary, Vocabulary
 from drill.language_modeling.scoring import check_vocabulary, line_start, raise_nan, repeated
 from drill.layers import OutputLayer
 from drill.layers.base import head_log_probs
-from drill.layers.checks import positive
+from drill.layers.checks import check_integer
 from drill.layers.wrappers.sampled import foldable
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
@@ -62,8 +62,8 @@ def generate(
     """
     check_vocabulary("generate", model, vocabulary)
     check_sampling("generate", temperature, top_k, top_p, seed)
-    positive("generate", "tokens", tokens)
-    seeds = np.random.SeedSequence(seed).spawn(positive("generate", "samples", samples))
+    check_integer("generate", "tokens", tokens)
+    seeds = np.random.SeedSequence(seed).spawn(check_integer("generate", "samples", samples))
     generators = [np.random.default_rng(each) for each in seeds]
     if EOS in prompt.split():
         raise ValueError(
@@ -149,7 +149,7 @@ def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:
 def _writer(vocabulary: Vocabulary, last: int) -> Callable[[int], str]:
     """A function from one id after another, the first after ``last``, to their text."""
     if isinstance(vocabulary, SubwordVocabulary):
-        return vocabulary.writer()
+        return vocabulary.incremental_decoder()
     before = vocabulary.words[last]
 
     def write(index: int) -> str:

@@ -290,10 +290,10 @@ def train_language_model(
     def kernels(autocast: torch.dtype | None) -> list[str]:
         optimizer.setup(model.named_parameters())  # what it can do depends on what it changes
         batch = processes.own_columns(given.batch_size)
-        obstacle = capture_blocker(
+        blocker = capture_blocker(
             model, optimizer, given.cuda_graphs, processes.size, given.micro_batch
         )
-        return kernel_summary(model, obstacle, batch, given.bptt, autocast)
+        return kernel_summary(model, blocker, batch, given.bptt, autocast)
 
     save = partial(vocabulary.save, run.vocabulary)
     record_start(run, settings, model, device, processes, kernels, save)

@@ -91,7 +91,7 @@ class RecordedSteps(Steps):
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.hidden: State | None = None
         self.parameters = list(trained.parameters())
-        self.obstacle: str | None = None
+        self.blocker: str | None = None
         self.cache: GraphCache[Callable[[], None]] = GraphCache(trained, WHEN_FULL)
 
     def __call__(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
@@ -105,7 +105,7 @@ class RecordedSteps(Steps):
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
         replays = self.cache.replays
         new = length not in replays
-        if self.obstacle is not None or (new and not self.cache.should_record(length)):
+        if self.blocker is not None or (new and not self.cache.should_record(length)):
             self.graphs.warm_up(lambda: self._launch(state, segment, progress))
             return
         self.optimizer.prepare_step(segment.sampled_length, self.bptt, progress)
@@ -119,8 +119,8 @@ class RecordedSteps(Steps):
     def _launch(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         def step() -> None:
             found = self.optimizer.replay_blocker()
-            if found is not None and self.obstacle is None:
-                self.obstacle = found
+            if found is not None and self.blocker is None:
+                self.blocker = found
                 self.cache.forget()
                 logger.info("training: steps are launched one by one: %s", found)
             self.optimizer.step(segment.sampled_length, self.bptt, progress)
@@ -152,15 +152,15 @@ class RecordedSteps(Steps):
 
 def kernel_summary(
     model: LanguageModel,
-    obstacle: str | None,
+    blocker: str | None,
     batch: int,
     bptt: int,
     autocast: torch.dtype | None,
 ) -> list[str]:
-    """Which kernels are used on the model's device; ``obstacle`` is from ``capture_blocker``."""
+    """Which kernels are used on the model's device; ``blocker`` is from ``capture_blocker``."""
     with autocast_to(next(model.parameters()).device, autocast):
         parts = model.kernel_summary(batch, bptt)
-    steps = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
+    steps = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
     return [*parts, f"steps {steps}"]
 
 
@@ -198,19 +198,19 @@ def backward(
         loss = trained(inputs, targets, hidden, **options)
         loss.total.backward()
         return loss.nll, loss.state
-    several = trained if isinstance(trained, DistributedDataParallel) else None
-    model: LanguageModel = trained.module if several else trained  # type: ignore[assignment]
+    ddp = trained if isinstance(trained, DistributedDataParallel) else None
+    model: LanguageModel = trained.module if ddp else trained  # type: ignore[assignment]
     nll = inputs.new_zeros((), dtype=torch.float32)
     states: list[State] = []
     # DDP reduces gradients during backward; those of shared labels would come after that.
-    with nullcontext() if several else model.layer.shared_labels():
+    with nullcontext() if ddp else model.layer.shared_labels():
         for start in range(0, batch, micro_batch):
             own = slice(start, min(batch, start + micro_batch))
             share = (own.stop - own.start) / batch
             carried = hidden and tuple(
                 tuple(tensor[:, own].contiguous() for tensor in layer) for layer in hidden
             )
-            with several.no_sync() if several and own.stop < batch else nullcontext():
+            with ddp.no_sync() if ddp and own.stop < batch else nullcontext():
                 loss = trained(inputs[:, own], targets[:, own], carried, **options)
                 (loss.total * share).backward()
             nll = nll + loss.nll * share

@@ -34,7 +34,7 @@ from drill.kernels.loss.nll import (
     nll,
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
-from drill.layers.checks import switch, warn_of_default_start
+from drill.layers.checks import check_bool, warn_of_default_start
 from drill.layers.label_cache import LabelCache, SharedLabels, evaluated, frozen_labels
 from drill.layers.label_source import (
     LabelSource,
@@ -272,7 +272,7 @@ class MatrixLayer(OutputLayer):
         self.hidden_size = hidden_size
         self.joint_size = joint_size
         zeros = torch.zeros(label_count(embedding), **placement(embedding))
-        self.bias = nn.Parameter(zeros) if switch(type(self).__name__, "bias", bias) else None
+        self.bias = nn.Parameter(zeros) if check_bool(type(self).__name__, "bias", bias) else None
         self._cache: LabelCache[Tensor] = LabelCache()
 
     # -- defined by each layer ----------------------------------------------------------------

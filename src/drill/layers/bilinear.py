@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import positive, same_width, switch
+from drill.layers.checks import check_bool, check_integer, same_width
 from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, label_width, placement
 
@@ -43,8 +43,8 @@ class Bilinear(MatrixLayer):
     ) -> None:
         name = type(self).__name__
         d = label_width(name, embedding)
-        d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
-        if switch(name, "residual", residual):
+        d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
+        if check_bool(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.residual = residual

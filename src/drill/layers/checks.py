@@ -28,29 +28,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Each function returns a plain Python value, also for NumPy's numbers, or raises ValueError.
 
 
-def positive(layer: str, name: str, value: int, least: int = 1) -> int:
-    expected = f"a whole number of at least {least}"
-    require(is_whole(value) and value >= least, layer, name, expected, value)
+def check_integer(layer: str, name: str, value: int, minimum: int = 1) -> int:
+    expected = f"a whole number of at least {minimum}"
+    require(is_whole(value) and value >= minimum, layer, name, expected, value)
     return int(value)
 
 
-def at_least_zero(layer: str, name: str, value: int) -> int:
-    return positive(layer, name, value, least=0)
-
-
-def fraction(layer: str, name: str, value: float) -> float:
+def check_fraction(layer: str, name: str, value: float) -> float:
     valid = is_number(value) and 0.0 <= float(value) < 1.0
     require(valid, layer, name, "a number in [0, 1)", value)
     return float(value)
 
 
-def span(layer: str, value: float, name: str = "init_range") -> float:
+def check_positive(layer: str, name: str, value: float) -> float:
     valid = is_number(value) and 0.0 < float(value) < math.inf
     require(valid, layer, name, "a positive finite number", value)
     return float(value)
 
 
-def switch(layer: str, name: str, value: bool) -> bool:
+def check_bool(layer: str, name: str, value: bool) -> bool:
     require(isinstance(value, bool), layer, name, "True or False", value)
     return value
 

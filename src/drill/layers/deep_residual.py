@@ -29,7 +29,7 @@ from drill.kernels.label_encoder.encode_labels import (
 )
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.layers.base import MatrixLayer, resize_entries
-from drill.layers.checks import at_least_zero, one_of, positive, same_width, switch
+from drill.layers.checks import check_bool, check_integer, one_of, same_width
 from drill.layers.label_cache import LabelCache
 from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import (
@@ -133,29 +133,29 @@ class DeepResidual(MatrixLayer):
     ) -> None:
         name = type(self).__name__
         d = label_width(name, embedding)
-        d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
-        depth = at_least_zero(name, "depth", depth)
+        d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
+        depth = check_integer(name, "depth", depth, minimum=0)
         place = placement(embedding)
         options = MapOptions(
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place, norm, block
         )
         if depth == 0 and d_h != d:
             raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
-        if switch(name, "residual", residual):
+        if check_bool(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
         if one_of(name, "apply_to", apply_to, SIDES) != "output":
             same_width(name, "hidden_size", d_h, "the width of input words", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
-        self.residual_between = switch(name, "residual_between", residual_between)
+        self.residual_between = check_bool(name, "residual_between", residual_between)
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
-        self.center = switch(name, "center", center)
+        self.center = check_bool(name, "center", center)
         self.gate = one_of(name, "gate", gate, GATES)
         self.apply_to = apply_to
         self._inputs: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
-        if switch(name, "zero_start", zero_start) and depth > 0:
+        if check_bool(name, "zero_start", zero_start) and depth > 0:
             if not residual or residual_between or gate != "none":
                 raise ValueError(
                     f"{name}: zero_start needs residual=True and residual_between=False, so that a "

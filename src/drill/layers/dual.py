@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_operand
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import positive, same_width, switch
+from drill.layers.checks import check_bool, check_integer, same_width
 from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, label_width, placement
 
@@ -49,9 +49,9 @@ class DualNonlinear(MatrixLayer):
     ) -> None:
         name = type(self).__name__
         d = label_width(name, embedding)
-        d_h = d if hidden_size is None else positive(name, "hidden_size", hidden_size)
-        k = d if joint_size is None else positive(name, "joint_size", joint_size)
-        if switch(name, "residual", residual):
+        d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
+        k = d if joint_size is None else check_integer(name, "joint_size", joint_size)
+        if check_bool(name, "residual", residual):
             same_width(name, "joint_size", k, "the embedding's width", d)
             same_width(name, "joint_size", k, "hidden_size", d_h)
         super().__init__(embedding, d_h, bias, joint_size=k)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.runtime.checks import require
-from drill.layers.checks import positive
+from drill.layers.checks import check_integer
 
 Bags = Sequence[Sequence[int]]
 """The features of one label, by kind."""
@@ -39,8 +39,8 @@ class FeatureBags(nn.Module):
     def __init__(self, labels: Sequence[Bags], features: int, embedding_dim: int) -> None:
         super().__init__()
         name = type(self).__name__
-        self.features = positive(name, "features", features)
-        self.embedding_dim = positive(name, "embedding_dim", embedding_dim)
+        self.features = check_integer(name, "features", features)
+        self.embedding_dim = check_integer(name, "embedding_dim", embedding_dim)
         require(len(labels) > 0, name, "labels", "at least one", len(labels))
         self.embedding = nn.Parameter(torch.empty(features, embedding_dim))
         nn.init.normal_(self.embedding)

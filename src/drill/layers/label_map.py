@@ -13,12 +13,12 @@ from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import (
     ACTIVATIONS,
-    fraction,
+    check_bool,
+    check_fraction,
+    check_positive,
     hooked,
     one_of,
     only_weights_count,
-    span,
-    switch,
 )
 from drill.layers.label_source import Placement
 
@@ -45,13 +45,13 @@ class MapOptions:
 
     def __post_init__(self) -> None:
         one_of(self.layer, "activation", self.activation, tuple(ACTIVATIONS))
-        object.__setattr__(self, "dropout", fraction(self.layer, "dropout", self.dropout))
+        object.__setattr__(self, "dropout", check_fraction(self.layer, "dropout", self.dropout))
         one_of(self.layer, "dropout_at", self.dropout_at, DROPOUT_PLACES)
         one_of(self.layer, "norm", self.norm, NORMS)
         one_of(self.layer, "block", self.block, BLOCKS)
-        span(self.layer, self.init_range)
-        switch(self.layer, "locked", self.locked)
-        switch(self.layer, "map_bias", self.bias)
+        check_positive(self.layer, "init_range", self.init_range)
+        check_bool(self.layer, "locked", self.locked)
+        check_bool(self.layer, "map_bias", self.bias)
 
 
 class LabelMap(nn.Module):

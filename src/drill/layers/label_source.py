@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_range
 from drill.kernels.runtime.checks import require, require_type
-from drill.layers.checks import positive
+from drill.layers.checks import check_integer
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Descriptions(nn.Module):
         require_type(descriptions, Tensor, name, "descriptions", "a tensor")
         require(0 not in (*shape[:1], len(shape)), name, "descriptions", "one row per label", shape)
         self.encoder = encoder
-        self.embedding_dim = positive(name, "embedding_dim", embedding_dim)
+        self.embedding_dim = check_integer(name, "embedding_dim", embedding_dim)
         self.register_buffer("descriptions", descriptions)
 
     @property
@@ -64,7 +64,7 @@ class Descriptions(nn.Module):
 
     def truncate(self, labels: int) -> None:
         """Keep the descriptions of the first ``labels``; call ``layer.resize(labels)`` after."""
-        positive("Descriptions", "the number of labels", labels)
+        check_integer("Descriptions", "the number of labels", labels)
         expected = f"at most the {self.num_embeddings} rows; see extend"
         require(labels <= self.num_embeddings, "Descriptions", "labels", expected, labels)
         self.descriptions = self.descriptions[:labels].clone()  # a view would keep the memory
@@ -146,7 +146,7 @@ def resize_rows(
     name: str, source: nn.Embedding | LabelSource, new_size: int, vectors: Tensor | None
 ) -> None:
     """Resize ``source`` to ``new_size`` rows; new ones are ``vectors`` or the mean."""
-    new_size = positive(name, "the number of labels", new_size)
+    new_size = check_integer(name, "the number of labels", new_size)
     old_size = label_count(source)
     added = max(0, new_size - old_size)
     width = source.embedding_dim

@@ -5,7 +5,7 @@ from numbers import Integral
 from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import positive, span
+from drill.layers.checks import check_integer, check_positive
 from drill.layers.label_source import LabelSource, Placement, label_count, label_width, placement
 
 
@@ -33,14 +33,14 @@ class FullSoftmax(MatrixLayer):
         if isinstance(embedding, int | Integral):
             if hidden_size is None:
                 raise ValueError("FullSoftmax: hidden_size is required with a number of labels")
-            labels = positive("FullSoftmax", "the number of labels", embedding)
+            labels = check_integer("FullSoftmax", "the number of labels", embedding)
         else:
             width = label_width("FullSoftmax", embedding)
             labels = label_count(embedding)
             place = placement(embedding)
             hidden_size = width if hidden_size is None else hidden_size
-        hidden_size = positive("FullSoftmax", "hidden_size", hidden_size)
-        span("FullSoftmax", init_range)
+        hidden_size = check_integer("FullSoftmax", "hidden_size", hidden_size)
+        check_positive("FullSoftmax", "init_range", init_range)
         own = nn.Embedding(labels, hidden_size, **place)
         nn.init.uniform_(own.weight, -init_range, init_range)
         super().__init__(own, hidden_size, bias, joint_size=hidden_size)

@@ -28,7 +28,13 @@ from drill.kernels.lstm.lstm import (
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime.checks import one_of, require
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.checks import fraction, positive, restored_modes, span, switch
+from drill.layers.checks import (
+    check_bool,
+    check_fraction,
+    check_integer,
+    check_positive,
+    restored_modes,
+)
 from drill.layers.label_source import LabelSource, label_count, label_width, placement
 from drill.models.encoder import Encoded, Encoder, State
 
@@ -90,25 +96,25 @@ class AwdLstm(Encoder):
         super().__init__()
         name = type(self).__name__
         d = label_width(name, embedding)
-        last = d if output_size is None else positive(name, "output_size", output_size)
-        hidden_size = positive(name, "hidden_size", hidden_size)
-        self.skip_connections = switch(name, "skip_connections", skip_connections)
+        last = d if output_size is None else check_integer(name, "output_size", output_size)
+        hidden_size = check_integer(name, "hidden_size", hidden_size)
+        self.skip_connections = check_bool(name, "skip_connections", skip_connections)
         ends = hidden_size if skip_connections else last
-        sizes = [hidden_size] * (positive(name, "layers", layers) - 1) + [ends]
-        self.output_layers = positive(name, "output_layers", output_layers)
+        sizes = [hidden_size] * (check_integer(name, "layers", layers) - 1) + [ends]
+        self.output_layers = check_integer(name, "output_layers", output_layers)
         most = 1 if skip_connections else layers  # all are summed with skip connections
         require(output_layers <= most, name, "output_layers", f"at most {most}", output_layers)
         self.output_size = last if skip_connections else sum(sizes[-output_layers:])
         self.embedding = embedding
-        self.dropout_embedding = fraction(name, "dropout_embedding", dropout_embedding)
-        self.dropout_input = fraction(name, "dropout_input", dropout_input)
-        self.dropout_hidden = fraction(name, "dropout_hidden", dropout_hidden)
-        self.dropout_output = fraction(name, "dropout_output", dropout_output)
-        self.dropout_state = fraction(name, "dropout_state", dropout_state)
+        self.dropout_embedding = check_fraction(name, "dropout_embedding", dropout_embedding)
+        self.dropout_input = check_fraction(name, "dropout_input", dropout_input)
+        self.dropout_hidden = check_fraction(name, "dropout_hidden", dropout_hidden)
+        self.dropout_output = check_fraction(name, "dropout_output", dropout_output)
+        self.dropout_state = check_fraction(name, "dropout_state", dropout_state)
         one_of(name, "dropout_masks", dropout_masks, get_args(Masks))
         self.dropout_masks: Masks = dropout_masks
-        self.weight_drop = fraction(name, "weight_drop", weight_drop)
-        self.cap_input_gate = switch(name, "cap_input_gate", cap_input_gate)
+        self.weight_drop = check_fraction(name, "weight_drop", weight_drop)
+        self.cap_input_gate = check_bool(name, "cap_input_gate", cap_input_gate)
         one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
@@ -121,10 +127,11 @@ class AwdLstm(Encoder):
             nn.init.orthogonal_(self.projection.weight)
         if init_range is not None:
             for p in cast(nn.Module, embedding).parameters():
-                nn.init.uniform_(p, -span(name, init_range), init_range)
+                bound = check_positive(name, "init_range", init_range)
+                nn.init.uniform_(p, -bound, bound)
         for each in self.lstms:
             if lstm_init_range is not None:
-                bound = span(name, lstm_init_range, "lstm_init_range")
+                bound = check_positive(name, "lstm_init_range", lstm_init_range)
                 for p in each.parameters():
                     nn.init.uniform_(p, -bound, bound)
             if forget_bias != 0.0:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.checks import require
-from drill.layers.checks import fraction, positive, restored_modes, span
+from drill.layers.checks import check_fraction, check_integer, check_positive, restored_modes
 from drill.layers.label_source import LabelSource, label_width, placement
 from drill.models.encoder import Encoded, Encoder, State
 
@@ -60,12 +60,12 @@ class HfEncoder(Encoder):
         sizes = {"layers": layers, "heads": heads, "context_length": context_length}
         sizes |= {"kv_heads": kv_heads or heads, "intermediate_size": intermediate_size or 1}
         for name, value in sizes.items():
-            positive(owner, name, value)
+            check_integer(owner, name, value)
         require(d % heads == 0, owner, "heads", f"a divisor of embedding_dim {d}", heads)
-        span(owner, init_std, "init_std")
+        check_positive(owner, "init_std", init_std)
         self.output_size = d
         self.context_length = context_length
-        self.dropout = fraction(owner, "dropout", dropout)
+        self.dropout = check_fraction(owner, "dropout", dropout)
         self.embedding = embedding
         for p in cast(nn.Module, embedding).parameters():
             nn.init.normal_(p, std=init_std)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.checks import fraction, positive, span
+from drill.layers.checks import check_fraction, check_integer, check_positive
 from drill.layers.label_source import LabelSource, label_count, label_width, placement
 from drill.models.awd_lstm import locked_dropout, sequence_row_dropout
 from drill.models.encoder import Encoded, Encoder, State
@@ -57,19 +57,20 @@ class RecurrentHighway(Encoder):
         super().__init__()
         name = type(self).__name__
         d = label_width(name, embedding)
-        H = self.output_size = positive(name, "hidden_size", hidden_size)
+        H = self.output_size = check_integer(name, "hidden_size", hidden_size)
         self.embedding = embedding
-        self.dropout_embedding = fraction(name, "dropout_embedding", dropout_embedding)
-        self.dropout_input = fraction(name, "dropout_input", dropout_input)
-        self.dropout_state = fraction(name, "dropout_state", dropout_state)
-        self.dropout_output = fraction(name, "dropout_output", dropout_output)
+        self.dropout_embedding = check_fraction(name, "dropout_embedding", dropout_embedding)
+        self.dropout_input = check_fraction(name, "dropout_input", dropout_input)
+        self.dropout_state = check_fraction(name, "dropout_state", dropout_state)
+        self.dropout_output = check_fraction(name, "dropout_output", dropout_output)
         self._cell: Callable[..., tuple[Tensor, Tensor]] = highway_cell
         like = placement(embedding)
         self.input = nn.Linear(d, 2 * H, bias=False, **like)
-        highways = [nn.Linear(H, 2 * H, **like) for _ in range(positive(name, "depth", depth))]
+        highways = [nn.Linear(H, 2 * H, **like) for _ in range(check_integer(name, "depth", depth))]
         self.highways = cast(Sequence[nn.Linear], nn.ModuleList(highways))
         for p in self.parameters():
-            nn.init.uniform_(p, -span(name, init_range), init_range)
+            bound = check_positive(name, "init_range", init_range)
+            nn.init.uniform_(p, -bound, bound)
         for each in self.highways:
             nn.init.constant_(each.bias[H:], transform_bias)
 

@@ -109,7 +109,7 @@ class Outcome:
     epoch: int
     best_epoch: int
     valid: Any  # Perplexity or TranslationLoss; None before the first validation
-    test: Any  # Perplexity or Translated; None if unfinished
+    test: Any  # Perplexity or TranslationResult; None if unfinished
     elapsed: float  # seconds, summed over resumes
     interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone
     out_of_time: bool = False  # ended by max_minutes: a larger one resumes

@@ -88,7 +88,7 @@ def _loss(
 
 
 @dataclass(frozen=True)
-class Translated:
+class TranslationResult:
     """Loss, scores and translations of a text; ``exact`` is the share equal to the reference."""
 
     fit: TranslationLoss
@@ -97,7 +97,7 @@ class Translated:
     hypotheses: tuple[str, ...]
 
 
-def translated(
+def evaluate_translator(
     model: Translator,
     subwords: Subwords,
     text: ParallelText,
@@ -107,7 +107,7 @@ def translated(
     language: str = "de",
     tokenize: str | None = None,
     progress: Progress | None = None,
-) -> Translated:
+) -> TranslationResult:
     """Translate ``text`` and score the translations.
 
     Args:
@@ -132,7 +132,7 @@ def translated(
         tokenize=tokenize,
     )
     exact = sum(map(str.__eq__, hypotheses, text.target)) / len(text)
-    return Translated(fit, scores, exact, tuple(hypotheses))
+    return TranslationResult(fit, scores, exact, tuple(hypotheses))
 
 
 def best_translations(

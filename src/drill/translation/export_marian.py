@@ -22,7 +22,7 @@ from drill.errors import DataError, NotExportable
 from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.base import OutputLayer
-from drill.layers.checks import positive
+from drill.layers.checks import check_integer
 from drill.layers.label_cache import evaluated
 from drill.layers.wrappers.sampled import foldable
 from drill.models.encoder import input_encoder
@@ -136,7 +136,7 @@ def marian_weights(
     Returns:
         The library's settings, and its tensors by name, sharing memory with the model's.
     """
-    positive("export_marian", "positions", positions)
+    check_integer("export_marian", "positions", positions)
     transformer = model.transformer
     head = _folded(model.layer)
     source, target = transformer.source_embedding.weight, transformer.target_embedding.weight

@@ -45,7 +45,7 @@ from drill.translation.build import (
     translation_start,
     translator,
 )
-from drill.translation.evaluate import best_translations, translated
+from drill.translation.evaluate import best_translations, evaluate_translator
 from drill.translation.step import capture_blocker, kernel_summary
 from drill.translation.train import train_translator
 from drill.translation.translate import Search
@@ -87,8 +87,8 @@ def train_translation(
     given = TranslationOptions(**settings.training)
 
     def kernels(autocast: torch.dtype | None) -> list[str]:
-        obstacle = capture_blocker(given.cuda_graphs, given.compile, device, processes.size)
-        return kernel_summary(model, obstacle, given.max_tokens, autocast, given.compile)
+        blocker = capture_blocker(given.cuda_graphs, given.compile, device, processes.size)
+        return kernel_summary(model, blocker, given.max_tokens, autocast, given.compile)
 
     def save() -> None:
         data.subwords.save(run.subwords)
@@ -200,7 +200,7 @@ class TranslationRun:
         language = self.settings.data["target"]
         with self.search(beam_size, **options) as search:
             given = (self.model, self.subwords, *self.split(split), search)
-            return translated(*given, language=language).scores
+            return evaluate_translator(*given, language=language).scores
 
     @contextmanager
     def search(

@@ -40,7 +40,7 @@ def capture_blocker(
 
 def kernel_summary(
     model: Translator,
-    obstacle: str | None,
+    blocker: str | None,
     max_tokens: int,
     autocast: torch.dtype | None,
     compile: bool = False,
@@ -48,7 +48,7 @@ def kernel_summary(
     """Which kernels training uses on the model's device, and why.
 
     Args:
-        obstacle: from ``capture_blocker``.
+        blocker: from ``capture_blocker``.
     """
     parameter = next(model.parameters())
     parts = attention_kernels(model.transformer.decoder[0].attention, autocast)
@@ -61,7 +61,7 @@ def kernel_summary(
             parts += model.layer.kernel_summary(max_tokens)
         else:  # smoothed, it has a loss of its own
             parts += model.layer.label_kernel_summary()
-    batches = "replayed as CUDA graphs" if obstacle is None else f"launched one by one: {obstacle}"
+    batches = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
     return [*parts, f"batches {batches}"]
 
 
@@ -82,14 +82,14 @@ def backward(
 
     Both are multiplied by the number of processes, over which gradients and losses are averaged.
     """
-    several = trained if isinstance(trained, DistributedDataParallel) else None
-    size = 1 if several is None else torch.distributed.get_world_size()
+    ddp = trained if isinstance(trained, DistributedDataParallel) else None
+    size = 1 if ddp is None else torch.distributed.get_world_size()
     total = torch.zeros((), dtype=sum_dtype(device), device=device)
     # DDP reduces gradients during backward; those of shared labels would come after that.
-    alone = several is None and len(update) > 1
+    alone = ddp is None and len(update) > 1
     with model.layer.shared_labels() if alone else nullcontext():
         for left, batch in zip(range(len(update))[::-1], update, strict=True):
-            with several.no_sync() if several and left else nullcontext():
+            with ddp.no_sync() if ddp and left else nullcontext():
                 nll = trained(*_on(device, batch), **summed_loss(label_smoothing))
                 (nll * (size / tokens)).backward()
             total += nll.detach()

@@ -26,11 +26,11 @@ from drill.training.run.folder import RunFolder
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.evaluate import (
     DecodingInfo,
-    Translated,
     TranslationLoss,
+    TranslationResult,
     best_translations,
+    evaluate_translator,
     save_hypotheses,
-    translated,
     translation_loss,
 )
 from drill.translation.state import TranslationState
@@ -113,14 +113,14 @@ class TranslationTask(Task):
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths
         self.trained = data_parallel(self.model, self.world)
-        obstacle = capture_blocker(
+        blocker = capture_blocker(
             options.cuda_graphs, options.compile, self.device, self.world.size
         )
         self.captured: CapturedGradients | None = None
-        if obstacle is None:
+        if blocker is None:
             self.captured = capturing(self.model, options.label_smoothing, autocast)
         elif self.device.type == "cuda" and self.world.first and options.cuda_graphs:
-            logger.warning("batches are launched, not replayed as CUDA graphs: %s", obstacle)
+            logger.warning("batches are launched, not replayed as CUDA graphs: %s", blocker)
 
     def batches(self) -> Iterator[list[PairBatch]]:
         if self.world.first:
@@ -169,7 +169,7 @@ class TranslationTask(Task):
                 progress=count,
             )
 
-    def test(self, watch: Watch) -> tuple[TranslationLoss, Translated]:
+    def test(self, watch: Watch) -> tuple[TranslationLoss, TranslationResult]:
         """Test the best weights; write their translations and the line of metrics."""
         state, data, run, search = self.state, self.data, self.run, self.search
         self.captured = None  # frees the memory of its graphs for the search
@@ -179,7 +179,7 @@ class TranslationTask(Task):
             weights, valid = self._load_best_weights(watch)
             what = f"the test of the {weights} weights in {run.path}"
             with diverged_if_nan(what, f"; {TESTS_AGAIN}"):
-                test = translated(
+                test = evaluate_translator(
                     self.model,
                     data.subwords,
                     data.text.test,
@@ -249,7 +249,7 @@ class TranslationTask(Task):
         load_into(self.model, run.best)
         return "best", state.best
 
-    def read_test(self, row: dict[str, Any]) -> tuple[TranslationLoss, Translated]:
+    def read_test(self, row: dict[str, Any]) -> tuple[TranslationLoss, TranslationResult]:
         """Without the translations: those in the folder may be newer."""
         data = self.data
 
@@ -266,5 +266,5 @@ class TranslationTask(Task):
             row["test_tokenised_bleu"],
             row["tokenised_signature"],
         )
-        test = Translated(loss("test", data.test), scores, row["test_exact"], ())
+        test = TranslationResult(loss("test", data.test), scores, row["test_exact"], ())
         return loss("valid", data.valid), test

@@ -154,7 +154,7 @@ def test_weight_drop_is_a_masked_matrix_both_ways(hidden):
     ones = torch.ones(4 * hidden, hidden)
     torch.manual_seed(3)
     seed = torch.randint(2**62, (1,))
-    mask = lstm_drop.undropped(ones, hidden, drop, seed, torch.float32)
+    mask = lstm_drop.masked_gradient(ones, hidden, drop, seed, torch.float32)
     assert abs((mask == 0).float().mean().item() - drop) < 0.06
     torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 1 / (1 - drop)]))
     torch.manual_seed(3)
@@ -175,10 +175,10 @@ def test_weight_drop_is_a_masked_matrix_both_ways(hidden):
 def test_dropped_weights_are_padded_with_zeros_and_come_back_without():
     weight = torch.randn(4 * 21, 21)
     seed = torch.tensor([7])
-    made = lstm_drop.dropped(weight, 32, 0.5, seed, torch.float32).view(4, 32, 32)
+    made = lstm_drop.masked_weight(weight, 32, 0.5, seed, torch.float32).view(4, 32, 32)
     assert not made[:, 21:].any()
     assert not made[:, :, 21:].any()
-    back = lstm_drop.undropped(made.view(128, 32), 21, 0.5, seed, torch.float32)
+    back = lstm_drop.masked_gradient(made.view(128, 32), 21, 0.5, seed, torch.float32)
     kept = back != 0
     torch.testing.assert_close(back[kept], 4.0 * weight[kept])
     torch.testing.assert_close(made[:, :21, :21].reshape(84, 21), back / 2)

@@ -188,10 +188,9 @@ def test_gradients_may_go_back_to_the_first_stream(first):
 def test_what_gains_nothing_does_not_overlap(way, labels, gains, monkeypatch):
     function = type(way, (), {})
     monkeypatch.setattr(label_encoder, "_function", lambda *given: function)
-    options = {"activation": "sigmoid", "dropout_at": "input", "residual": True}
-    masks = {"residual_between": False, "drops": True, "locked": True}
+    options = label_encoder.Options(0, True, False, True, 1.0, True, False)  # not read here
     E = torch.empty(labels, 8, device="meta")
-    assert label_encoder.gains_by_overlap(E, 2, **options, **masks) is gains
+    assert label_encoder.gains_by_overlap(E, 2, options) is gains
 
 
 def layer_and_model(locked):

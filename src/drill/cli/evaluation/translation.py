@@ -18,7 +18,7 @@ from drill.report.tables.band_tables import accuracy_table
 from drill.training.device import out_of_memory_hint
 from drill.training.precision import resolve_precision
 from drill.translation.bleu import corpus_scores
-from drill.translation.evaluate import DecodingInfo, save_hypotheses, translated
+from drill.translation.evaluate import DecodingInfo, evaluate_translator, save_hypotheses
 from drill.translation.run import TranslationRun
 
 SCORES = ("bleu", "tokenised_bleu", "chrf", "signature", "tokenised_signature", "chrf_signature")
@@ -69,7 +69,7 @@ def evaluate_translation(
                 "take a smaller --batch-tokens or --beam",
             ),
         ):
-            found = translated(
+            found = evaluate_translator(
                 run.model,
                 run.subwords,
                 text,

@@ -82,7 +82,7 @@ class SubwordVocabulary(Vocabulary):
         """A piece for people, ``<eos>`` of the end of a line."""
         return EOS if index == END else self.bytes_of[index].decode("utf-8", "replace")
 
-    def writer(self) -> Callable[[int], str]:
+    def incremental_decoder(self) -> Callable[[int], str]:
         """A function from one id after another to their text, as soon as characters are whole."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda index: decoder.decode(self.bytes_of[index])

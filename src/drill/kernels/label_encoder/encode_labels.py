@@ -102,8 +102,8 @@ def encode_maps(
 
     weights = [linear.weight for linear in linears]
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    options = {"drops": f.drops, "locked": f.locked}
-    if has_started() and gains_by_overlap(embedding, depth, **options, **built):
+    options = _options(**built, drops=f.drops, locked=f.locked, scale=1.0)
+    if has_started() and gains_by_overlap(embedding, depth, options):
         return run_overlapped(encoded, embedding, *weights, *biases)
     return encoded(embedding, *weights, *biases)
 
@@ -213,19 +213,8 @@ def encode_labels(
     return followed_by_zeros(cast(Tensor, encoded))
 
 
-def gains_by_overlap(
-    embedding: Tensor,  # (V, d)
-    depth: int,
-    *,
-    drops: bool,
-    locked: bool,
-    activation: str,
-    dropout_at: str,
-    residual: bool,
-    residual_between: bool,
-) -> bool:
+def gains_by_overlap(embedding: Tensor, depth: int, options: Options) -> bool:
     """Whether encoding concurrently with an LSTM was measured to be faster."""
-    options = _options(activation, dropout_at, residual, residual_between, drops, locked, 1.0)
     function = _function(embedding, compute_dtype(embedding), options, depth)
     return len(embedding) <= MOST_OVERLAPPED.get(function.__name__, 0)
 

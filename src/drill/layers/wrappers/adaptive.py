@@ -28,7 +28,7 @@ from drill.layers.wrappers.base import Ranking, WrappingLayer, blockwise_nll
 OUTSIDE = -1
 
 
-class Softmax(NamedTuple):
+class ClusterSoftmax(NamedTuple):
     """One softmax of the hierarchy: p = softmax(weight map(context) + bias)."""
 
     map: nn.Module  # (N, k) -> (N, k_i)
@@ -84,11 +84,11 @@ class AdaptiveSoftmax(WrappingLayer):
             A, B = _maps(k, max(1, round(k / self.reduction_factor**i)), reduction_factor, like)
             self.context_maps.append(A)
             self.label_maps.append(B)
-        self._cache: LabelCache[tuple[Tensor, list[Softmax]]] = LabelCache()
+        self._cache: LabelCache[tuple[Tensor, list[ClusterSoftmax]]] = LabelCache()
 
     # -- the hierarchy ----------------------------------------------------------------------
 
-    def softmaxes(self, weight: Tensor) -> list[Softmax]:
+    def softmaxes(self, weight: Tensor) -> list[ClusterSoftmax]:
         """The head, then the clusters, from all encoded labels (V, k)."""
         V = weight.shape[0]
         if self.cutoffs[-1] >= V:
@@ -111,11 +111,11 @@ class AdaptiveSoftmax(WrappingLayer):
         b = torch.cat([b, b_cluster])
         tails = zip(self.context_maps, self.label_maps, W_tail, b_tail, strict=True)
         return [
-            Softmax(nn.Identity(), W, b),
-            *(Softmax(A, B(W_i), b_i) for A, B, W_i, b_i in tails),
+            ClusterSoftmax(nn.Identity(), W, b),
+            *(ClusterSoftmax(A, B(W_i), b_i) for A, B, W_i, b_i in tails),
         ]
 
-    def _join(self, context: Tensor, softmaxes: list[Softmax]) -> Tensor:
+    def _join(self, context: Tensor, softmaxes: list[ClusterSoftmax]) -> Tensor:
         """log p of every label, (..., k) -> (..., V), in order of label ids."""
         head, *clusters = (head_log_probs(s.map(context), s.weight, s.bias) for s in softmaxes)
         c_1 = self.cutoffs[0]
@@ -123,7 +123,7 @@ class AdaptiveSoftmax(WrappingLayer):
         parts += [p + head[..., c_1 + i, None] for i, p in enumerate(clusters)]
         return self.ranking.by_label(torch.cat(parts, dim=-1))
 
-    def _encode(self, hidden: Tensor) -> tuple[Tensor, Tensor, list[Softmax]]:
+    def _encode(self, hidden: Tensor) -> tuple[Tensor, Tensor, list[ClusterSoftmax]]:
         """context(h), all labels and the softmaxes over them.
 
         Labels are encoded once, so head and clusters share a dropout mask.
@@ -133,7 +133,7 @@ class AdaptiveSoftmax(WrappingLayer):
         check_head(type(self).__name__, context, weight, self.layer.bias)
         return context, weight, softmaxes
 
-    def _encode_labels(self) -> tuple[Tensor, list[Softmax]]:
+    def _encode_labels(self) -> tuple[Tensor, list[ClusterSoftmax]]:
         weight = self.layer.weight
         check_head(type(self).__name__, weight[:1], weight, self.layer.bias)
         return weight, self.softmaxes(weight)
@@ -188,7 +188,7 @@ class AdaptiveSoftmax(WrappingLayer):
         self,
         context: Tensor,  # (..., k)
         targets: Tensor,  # (...)
-        softmaxes: list[Softmax],
+        softmaxes: list[ClusterSoftmax],
         options: LossOptions,
         epsilon: float | None = None,
     ) -> list[Tensor]:  # (...); with epsilon also those of the adversarial softmax
@@ -206,7 +206,7 @@ class AdaptiveSoftmax(WrappingLayer):
         in_head = torch.where(ignored, IGNORED, torch.where(outside, OUTSIDE, in_head))
         options = options._replace(reduction="none", ignore_index=IGNORED)
 
-        def cost(s: Softmax, context: Tensor, targets: Tensor) -> Tensor:
+        def cost(s: ClusterSoftmax, context: Tensor, targets: Tensor) -> Tensor:
             """(n, 1), or (n, 2) with the adversarial losses: only labels are lowered."""
             mapped = s.map(context)
             losses = head_nll(mapped, s.weight, targets, s.bias, options)

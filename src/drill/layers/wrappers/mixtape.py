@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_whole, require
 from drill.layers.base import MatrixLayer, NotFoldable, adversarial_delta, target_rows
-from drill.layers.checks import fraction, positive, span, switch
+from drill.layers.checks import check_bool, check_fraction, check_integer, check_positive
 from drill.layers.label_source import placement
 from drill.layers.wrappers.base import Ranking, ScoreLayer
 from drill.layers.wrappers.mixture import dropped_tanh
@@ -59,12 +59,12 @@ class Mixtape(ScoreLayer):
         require(power, name, "experts", "a power of two of at least 2", experts)
         self.experts = int(experts)
         if hidden_size is not None:
-            self.hidden_size = positive(name, "hidden_size", hidden_size)
-        self.gate_size = positive(name, "gate_size", gate_size)
-        self.gates = V if gates is None else positive(name, "gates", gates)
+            self.hidden_size = check_integer(name, "hidden_size", hidden_size)
+        self.gate_size = check_integer(name, "gate_size", gate_size)
+        self.gates = V if gates is None else check_integer(name, "gates", gates)
         require(self.gates <= V, name, "gates", f"at most the {V} labels", gates)
-        self.dropout = fraction(name, "dropout", dropout)
-        self.locked = switch(name, "locked", locked)
+        self.dropout = check_fraction(name, "dropout", dropout)
+        self.locked = check_bool(name, "locked", locked)
         self.ranking = Ranking(name, layer, counts)
         self.copies = 4 + -(-3 * self.experts * self.gates // V)
         place, d_h, nodes = placement(layer.embedding), self.hidden_size, self.experts - 1
@@ -75,7 +75,8 @@ class Mixtape(ScoreLayer):
         self.gate_bias = nn.Parameter(torch.zeros(nodes, self.gates, **place))  # b_yn
         drawn = (self.latent, self.gate_context, self.gate_prior)
         for weight in (*(each.weight for each in drawn), self.gate_vectors):
-            nn.init.uniform_(weight, -span(name, init_range), init_range)
+            bound = check_positive(name, "init_range", init_range)
+            nn.init.uniform_(weight, -bound, bound)
 
     def context(self, hidden: Tensor) -> Tensor:
         raise NotFoldable(

@@ -18,7 +18,7 @@ from drill.layers.base import (
     adversarial_nll,
     head_log_probs,
 )
-from drill.layers.checks import fraction, positive, span, switch
+from drill.layers.checks import check_bool, check_fraction, check_integer, check_positive
 from drill.layers.label_source import placement
 from drill.layers.wrappers.base import WrappingLayer, blockwise_nll
 
@@ -36,8 +36,8 @@ class Mixture(WrappingLayer):
     def __init__(self, layer: MatrixLayer, dropout: float, locked: bool) -> None:
         super().__init__(layer)
         name = type(self).__name__
-        self.dropout = fraction(name, "dropout", dropout)
-        self.locked = switch(name, "locked", locked)
+        self.dropout = check_fraction(name, "dropout", dropout)
+        self.locked = check_bool(name, "locked", locked)
 
     @abc.abstractmethod
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,13 +153,14 @@ class MixtureOfSoftmaxes(Mixture):
     ) -> None:
         super().__init__(layer, dropout, locked)
         name = type(self).__name__
-        self.experts = positive(name, "experts", experts)
+        self.experts = check_integer(name, "experts", experts)
         if hidden_size is not None:
-            self.hidden_size = positive(name, "hidden_size", hidden_size)
+            self.hidden_size = check_integer(name, "hidden_size", hidden_size)
         place = placement(layer.embedding)
         self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **place)
         self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **place)
-        nn.init.uniform_(self.prior.weight, -span(name, init_range), init_range)
+        bound = check_positive(name, "init_range", init_range)
+        nn.init.uniform_(self.prior.weight, -bound, bound)
         nn.init.uniform_(self.latent.weight, -init_range, init_range)
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer, adversarial_delta, target_rows
-from drill.layers.checks import positive, span
+from drill.layers.checks import check_integer, check_positive
 from drill.layers.label_source import placement
 from drill.layers.wrappers.base import ScoreLayer
 
@@ -83,7 +83,7 @@ class SoftcappedSoftmax(PointwiseLayer):
 
     def __init__(self, layer: MatrixLayer, cap: float = 30.0) -> None:
         super().__init__(layer)
-        self.cap = span(type(self).__name__, cap, "cap")
+        self.cap = check_positive(type(self).__name__, "cap", cap)
 
     def transform(self, logits: Tensor) -> Tensor:
         return self.cap * torch.tanh(logits / self.cap)
@@ -112,8 +112,8 @@ class PiecewiseLinearSoftmax(PointwiseLayer):
     def __init__(self, layer: MatrixLayer, pieces: int = 1000, *, limit: float = 20.0) -> None:
         super().__init__(layer)
         name = type(self).__name__
-        self.pieces = positive(name, "pieces", pieces)
-        self.limit = span(name, limit, "limit")
+        self.pieces = check_integer(name, "pieces", pieces)
+        self.limit = check_positive(name, "limit", limit)
         self.slopes = nn.Parameter(torch.zeros(self.pieces, **placement(layer.embedding)))
 
     def transform(self, logits: Tensor) -> Tensor:

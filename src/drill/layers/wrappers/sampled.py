@@ -19,7 +19,7 @@ from drill.layers.base import (
     adversarial_delta,
     with_lowered_target,
 )
-from drill.layers.checks import positive
+from drill.layers.checks import check_integer
 from drill.layers.wrappers.base import Ranking, WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]
@@ -61,7 +61,7 @@ class SampledSoftmax(WrappingLayer):
     ) -> None:
         super().__init__(layer)
         name = type(self).__name__
-        self.samples = positive(name, "samples", samples)
+        self.samples = check_integer(name, "samples", samples)
         self.proposal = one_of(name, "proposal", proposal, get_args(Proposal))
         self.ranking = Ranking(name, layer, counts)
         self.generator = generator

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from drill.kernels.runtime.checks import one_of, require
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
-from drill.layers.checks import at_least_zero, fraction, positive
+from drill.layers.checks import check_fraction, check_integer
 from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream
 from drill.models.transformer.decoding_cache import Cache
@@ -102,7 +102,7 @@ class Transformer(nn.Module):
         name = type(self).__name__
         target_embedding = source_embedding if target_embedding is None else target_embedding
         d = common_width(source_embedding, target_embedding)
-        if d % positive(name, "heads", heads) != 0 or d % 2 != 0:
+        if d % check_integer(name, "heads", heads) != 0 or d % 2 != 0:
             raise ValueError(
                 f"{name}: the embeddings have width {d}, which {heads} heads and two halves of "
                 f"positions must divide; take a multiple of {math.lcm(heads, 2)}"
@@ -110,18 +110,18 @@ class Transformer(nn.Module):
         self.source_embedding = source_embedding
         self.target_embedding = target_embedding
         self.output_size = d
-        self.dropout = fraction(name, "dropout", dropout)
+        self.dropout = check_fraction(name, "dropout", dropout)
         self.norm = one_of(name, "norm", norm, get_args(Norm))
         one_of(name, "impl", impl, SUBLAYER_IMPLEMENTATIONS)
         self.impl: SublayerImplementation = impl
-        self.pad = at_least_zero(name, "pad", pad)
+        self.pad = check_integer(name, "pad", pad, minimum=0)
         words = min(source_embedding.num_embeddings, target_embedding.num_embeddings)
         require(pad < words, name, "pad", f"a row of both embeddings, below {words}", pad)
         of_attention = dropout if attention_dropout is None else attention_dropout
-        fraction(name, "attention_dropout", of_attention)
-        feedforward = positive(name, "feedforward", feedforward)
+        check_fraction(name, "attention_dropout", of_attention)
+        feedforward = check_integer(name, "feedforward", feedforward)
         block = (d, heads, feedforward, dropout, of_attention, norm == "pre")
-        depth = range(positive(name, "layers", layers))
+        depth = range(check_integer(name, "layers", layers))
         with source_embedding.weight.device:
             encoder = nn.ModuleList(EncoderBlock(*block) for _ in depth)
             decoder = nn.ModuleList(DecoderBlock(*block) for _ in depth)
@@ -227,7 +227,7 @@ class Transformer(nn.Module):
         Returns:
             The cache, before the first step.
         """
-        positive(type(self).__name__, "hypotheses", hypotheses)
+        check_integer(type(self).__name__, "hypotheses", hypotheses)
         states, heads = memory.states, self.decoder[0].attention.heads
         source = [
             states if block.waits_for_its_call() else block.source_attention.keys_values(states)

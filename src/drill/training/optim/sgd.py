@@ -29,18 +29,18 @@ class FusedSgd(ScheduledOptimizer):
     max_grad_norm: float | None = 0.25
 
     _fused: bool = field(default=False, init=False, repr=False)
-    _obstacle: str | None = field(default=None, init=False, repr=False)
+    _blocker: str | None = field(default=None, init=False, repr=False)
 
     def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         super().setup(named)
         trained = list(self.parameters.values())
-        self._obstacle = sgd_step.supported(trained)
-        self._fused = self._obstacle is None
+        self._blocker = sgd_step.supported(trained)
+        self._fused = self._blocker is None
         groups = len(self._begun().param_groups)
         # Of each group: rate and share of the average.
         self._numbers = torch.zeros((groups, 2), dtype=torch.float32, device=trained[0].device)
         if trained[0].is_cuda and not self._fused:
-            logger.info("SGD: torch's optimizer instead of one pass: %s", self._obstacle)
+            logger.info("SGD: torch's optimizer instead of one pass: %s", self._blocker)
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
         before, self._fused = self._fused, self._fused and self.replay_blocker() is None
@@ -95,7 +95,7 @@ class FusedSgd(ScheduledOptimizer):
         optimizer.zero_grad(set_to_none=True)
 
     def capture_blocker(self) -> str | None:
-        return self._obstacle
+        return self._blocker
 
 
 @dataclass(eq=False, kw_only=True)

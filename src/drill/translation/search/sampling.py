@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drill.layers.checks import positive
+from drill.layers.checks import check_integer
 from drill.models.sampling import check_sampling, draw
 from drill.models.translator import Translator
 from drill.translation.search.decoding import (
@@ -56,7 +56,7 @@ def sample(
         For every source its samples; ``log_prob`` and ``score`` are log p of the model, without
         temperature and truncation.
     """
-    positive("sample", "samples", samples)
+    check_integer("sample", "samples", samples)
     check_sampling("sample", temperature, top_k, top_p, seed)
     entropy = np.random.SeedSequence(seed).entropy
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from drill.layers.checks import positive
+from drill.layers.checks import check_integer
 from drill.models.transformer.inputs import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder
@@ -77,7 +77,7 @@ def beam_search(
         For every source its best translations, the best first; fewer than ``n_best`` if there are
         no more. Batching changes results by rounding only.
     """
-    if positive("beam_search", "n_best", n_best) > positive("beam_search", "beam", beam):
+    if check_integer("beam_search", "n_best", n_best) > check_integer("beam_search", "beam", beam):
         raise ValueError(f"beam_search: n_best must be at most beam {beam}, got {n_best}")
     graphs: GraphRecorder | None = None
 

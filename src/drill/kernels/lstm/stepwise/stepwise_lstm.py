@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from drill.kernels.lstm.stepwise.graph_loops import BackwardLoop, ForwardLoop, borrowed, multiply
-from drill.kernels.lstm.stepwise.weight_drop import dropped, undropped
+from drill.kernels.lstm.stepwise.weight_drop import masked_gradient, masked_weight
 
 OPERANDS = torch.bfloat16
 """The dtype of the operands of products, and of the output."""
@@ -56,7 +56,7 @@ class StepwiseLstm(torch.autograd.Function):
         if drop > 0.0:
             # On the device: drawn on the host it would be the same in every replay of a graph.
             seed = torch.randint(2**62, (1,), device=x.device)
-            w = dropped(w_hh, padded, drop, seed, OPERANDS)
+            w = masked_weight(w_hh, padded, drop, seed, OPERANDS)
         else:
             w = widened(w_hh, padded, padded)
         gates = multiply(inputs, w_in.t())  # (T B, 4 padded), in the end their activations
@@ -106,7 +106,7 @@ class StepwiseLstm(torch.autograd.Function):
                 before[..., :hidden] = before[..., :hidden] * mask
             dw = multiply(flat.t(), before.view(steps * batch, padded))
             if seed is not None:
-                dw_hh = undropped(dw, hidden, ctx.drop, seed, hh_dtype)
+                dw_hh = masked_gradient(dw, hidden, ctx.drop, seed, hh_dtype)
             else:
                 dw_hh = narrowed(dw, hidden, hidden).to(hh_dtype)
         if needs[5]:

@@ -1,7 +1,7 @@
 """Weight drop of the stepwise LSTM, on the way of W_hh to its products and back (Triton).
 
-    dropped    W_hh * m, padded, in the dtype of products
-    undropped  the gradient of that without its padding, times m
+    masked_weight    W_hh * m, padded, in the dtype of products
+    masked_gradient  the gradient of that without its padding, times m
 
 m is 0 with probability ``drop``, else 1 / (1 - drop). It is never stored: both draw it from one
 seed, where a mask in memory would be written, scaled, read and multiplied in passes of their own.
@@ -17,7 +17,7 @@ from drill.kernels.lstm.persistent.pack_weights import gate_masks
 UNITS, COLUMNS = 16, 64  # of a tile, with the four gates of each unit
 
 
-def dropped(
+def masked_weight(
     weight: Tensor,  # (4 hidden, hidden)
     padded: int,
     drop: float,
@@ -32,7 +32,7 @@ def dropped(
     return made
 
 
-def undropped(
+def masked_gradient(
     gradient: Tensor,  # (4 padded, padded), float32
     hidden: int,
     drop: float,
