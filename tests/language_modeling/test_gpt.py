@@ -92,8 +92,8 @@ def test_subwords_count_bytes_and_bring_the_text_back(place, run):
     assert vocabulary.words[ids[0]] == "<eos>"
     assert "\n".join(vocabulary.decode(ids[1:])) + "\n" == text
     assert vocabulary.token_bytes[ids[1:]].sum() == len(text.encode())
-    write = vocabulary.writer()
-    assert "".join(write(each) for each in ids[1:]) == text
+    decode = vocabulary.incremental_decoder()
+    assert "".join(decode(each) for each in ids[1:]) == text
     train = (place / "text" / "train.txt").read_text("utf-8")
     assert (vocabulary.counts * vocabulary.token_bytes).sum() == len(train.encode())
 

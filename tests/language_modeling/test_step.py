@@ -235,8 +235,8 @@ def test_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypatc
     monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
     with caplog.at_level("INFO", logger="drill"):
         _, losses, step = run(RecordedSteps, Asgd(), layer=with_unused)
-    assert step.obstacle == "layer.unused has no gradient"
-    assert sum(step.obstacle in message for message in caplog.messages) == 1
+    assert step.blocker == "layer.unused has no gradient"
+    assert sum(step.blocker in message for message in caplog.messages) == 1
     assert not step.cache.replays
     _, wanted, launched = run(Steps, Asgd(), layer=with_unused)
     assert losses == wanted
