@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
 LM, MT = "language model", "translator"
 TASKS: dict[str, Any] = {
-    LM: Task(small_run, small_model, OPTIMIZERS["sgd"], language_model_training, "evaluated"),
+    LM: Task(small_run, small_model, OPTIMIZERS["sgd"], language_model_training, "evaluate_tokens"),
     MT: Task(
         small_training, small_translator, small_optimizer, translation_training, "translation_loss"
     ),

@@ -8,7 +8,7 @@ import pytest
 
 from drill import tasks
 from drill.language_modeling.run import load_run
-from drill.report.analysis.comparison import Compared
+from drill.report.analysis.comparison import RunComparison
 from drill.report.tables import number_format as numbers
 from tests.tiny_place import RECIPE
 
@@ -50,7 +50,7 @@ def test_the_demo_compares_two_runs(drill, place, tiny_demo, monkeypatch):
     assert "loss without <eos> and <unk> (" in out
     assert "epochs 1, one seed;" in out
     (band,) = (line.split() for line in out.splitlines() if "seen 250 to 999 times" in line)
-    compared = Compared(tiny_demo.EDGES)
+    compared = RunComparison(tiny_demo.EDGES)
     for name in ("tied", "drill"):
         compared.add(name, load_run(f"demo/demo-{name}.toml", device="cpu"))
     (text,) = compared.texts

@@ -7,7 +7,7 @@ import pytest
 
 from drill.errors import SettingsError
 from drill.language_modeling.run import load_run
-from drill.report.analysis.comparison import Compared
+from drill.report.analysis.comparison import RunComparison
 
 
 def test_report_writes_a_page_or_prints_markdown(drill, place):
@@ -63,7 +63,7 @@ def test_each_text_has_its_own_bands(drill, place):
         changes = ("data.corpus=odd", "training.epochs=1", f"optimizer.lr={lr}")
         words = [word for change in changes for word in ("--set", change)]
         assert drill("train", "tiny.toml", "--device", "cpu", "--name", name, *words)[0] == 0
-    found = Compared()
+    found = RunComparison()
     for name in ("tiny", "odd-1", "odd-2"):
         found.add(name, load_run(f"runs/{name}", device="cpu"))
     tiny, odd = found.texts

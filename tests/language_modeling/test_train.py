@@ -19,7 +19,7 @@ from drill.data import (
 )
 from drill.data.text.batches import rotated, rotations
 from drill.language_modeling import train as training
-from drill.language_modeling.evaluation.perplexity import Perplexity, evaluated, perplexity
+from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, perplexity
 from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Asgd, NtAsgd, Sgd
@@ -77,7 +77,7 @@ def scripted(monkeypatch, losses: list[float]) -> None:
         count = ids.numel() - ids.shape[1]
         return (Perplexity(next(left, 1.0) * count, count, ids.shape[1]),)
 
-    monkeypatch.setattr(training, "evaluated", score)
+    monkeypatch.setattr(training, "evaluate_tokens", score)
 
 
 def segments(epochs: int) -> list[list[Segment]]:
@@ -426,9 +426,9 @@ def test_frozen_parameters_are_not_trained(tmp_path):
 def test_tokens_per_second_excludes_validation(tmp_path, monkeypatch):
     def slow(*arguments, **options):
         time.sleep(0.3)
-        return evaluated(*arguments, **options)
+        return evaluate_tokens(*arguments, **options)
 
-    monkeypatch.setattr("drill.language_modeling.train.evaluated", slow)
+    monkeypatch.setattr("drill.language_modeling.train.evaluate_tokens", slow)
     small_run(tmp_path, epochs=2)
     for row in [row for row in RunFolder(tmp_path).rows() if row["kind"] == "epoch"][:2]:
         trained = row["tokens"] / row["tokens_per_second"]

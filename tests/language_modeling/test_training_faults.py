@@ -109,7 +109,7 @@ def test_nan_is_found_with_the_next_row_of_metrics(tmp_path, monkeypatch, log_ev
     ids=["validation", "test"],
 )
 def test_nan_of_an_evaluation_raises_and_a_resume_repeats_it(tmp_path, monkeypatch, text, fault):
-    score = training.evaluated
+    score = training.evaluate_tokens
 
     def broken(model: nn.Module, columns: Tensor, **options: object) -> tuple:
         if (columns.shape[1] == 1) == (text == "test"):  # as the test text is laid out
@@ -117,7 +117,7 @@ def test_nan_of_an_evaluation_raises_and_a_resume_repeats_it(tmp_path, monkeypat
         return score(model, columns, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "evaluated", broken)
+        patch.setattr(training, "evaluate_tokens", broken)
         with pytest.raises(Diverged, match=f"the {text} .*{fault}"):
             small_run(tmp_path)
     assert RunFolder(tmp_path).test_row() is None

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from drill.kernels.loss.checks import IGNORED
 from drill.layers import MatrixLayer
-from drill.layers.base import with_lowered_target
+from drill.layers.base import nll_with_lowered_target
 from drill.layers.wrappers.mixture import Mixture
 from tests.layers.table import ONE_EACH, V, batch, gradients, make, seed
 
@@ -102,7 +102,7 @@ def test_a_sampled_softmax_lowers_the_target_among_its_samples():
     seed(layer)
     torch.testing.assert_close(plain, layer.nll(hidden, targets, reduction="none").detach())
     delta = EPSILON * layer.weight[targets].norm(dim=-1) * hidden.norm(dim=-1)
-    torch.testing.assert_close(lowered, with_lowered_target(plain, delta))
+    torch.testing.assert_close(lowered, nll_with_lowered_target(plain, delta))
     found = layer.eval().adversarial_nll(hidden, targets, EPSILON)
     torch.testing.assert_close(found, layer.layer.adversarial_nll(hidden, targets, EPSILON))
 
@@ -120,7 +120,7 @@ def test_ignored_targets_have_no_loss(name):
 @pytest.mark.parametrize("delta", [0.0, 1e-6, 0.01, 0.5, 5.0, 15.0])
 def test_float32_is_as_exact_as_the_losses_it_is_given(nll, delta):
     given = torch.tensor(nll, requires_grad=True)
-    found = with_lowered_target(given, torch.tensor(delta))
+    found = nll_with_lowered_target(given, torch.tensor(delta))
     found.backward()
     exact = torch.tensor(nll, dtype=torch.float64, requires_grad=True)
     truth = exact + delta + torch.log1p(torch.exp(-exact) * math.expm1(-delta))

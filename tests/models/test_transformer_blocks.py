@@ -11,7 +11,7 @@ from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.models import Transformer
 from drill.models.transformer import blocks as transformer_blocks
 from drill.models.transformer import fused_linear as transformer_maps
-from drill.models.transformer.attention import WithoutCudnn, attended
+from drill.models.transformer.attention import WithoutCudnn, fused_attention
 from drill.training.cuda_graphs import CapturedGradients
 from tests.kernels.places import every_device, every_impl
 from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged
@@ -173,7 +173,7 @@ def test_queries_that_fit_no_key_have_gradients(length):
     gradients = []
     for dtype in (torch.bfloat16, torch.float64):
         parts = [each.to(dtype).requires_grad_() for each in made]
-        attended(*parts, mask.to(dtype), 0.0).sin().sum().backward()
+        fused_attention(*parts, mask.to(dtype), 0.0).sin().sum().backward()
         gradients.append(torch.stack([part.grad.double() for part in parts]))
     ours, exact = gradients
     assert ours.isfinite().all()

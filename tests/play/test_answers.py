@@ -116,9 +116,9 @@ def test_attention_is_what_the_model_attends_with(translators, monkeypatch):
     """Of the one layer: weights times values are what the fused kernel gives."""
     from drill.models.transformer import attention
 
-    seen, real = [], attention.attended
+    seen, real = [], attention.fused_attention
 
-    def attended(q, k, v, mask, dropout):
+    def fused_attention(q, k, v, mask, dropout):
         weights = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + (0 if mask is None else mask)
         out = real(q, k, v, mask, dropout)
         if q.shape[2] != k.shape[2]:
@@ -127,7 +127,7 @@ def test_attention_is_what_the_model_attends_with(translators, monkeypatch):
             seen.append(weights[0].mean(0))
         return out
 
-    monkeypatch.setattr(attention, "attended", attended)
+    monkeypatch.setattr(attention, "fused_attention", fused_attention)
     found = translators[0].attention("a b c d e", "a")
     np.testing.assert_allclose(np.array(found["weights"]), seen[0].numpy(), atol=1e-3)
 

@@ -15,7 +15,7 @@ from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.language_modeling.evaluation.perplexity import token_losses
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
-from drill.report.analysis.comparison import Compared
+from drill.report.analysis.comparison import RunComparison
 
 LINES = ["the lamp is lit", "the <unk> boat", "a lamp"] * 30
 TOKENS, ENDS, UNKNOWN = 12 * 30, 3 * 30, 30
@@ -38,7 +38,7 @@ def run(corpus: str, vocabulary: Vocabulary, lines: list[str]) -> SimpleNamespac
 
 @pytest.mark.parametrize(("corpus", "left_out"), [("ptb", ["<eos>"]), ("own", ["<eos>", "<unk>"])])
 def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
-    found = Compared()
+    found = RunComparison()
     vocabulary = Vocabulary.over_splits(LINES)
     for name in ("tied", "drill"):
         found.add(name, run(corpus, vocabulary, LINES))
@@ -53,7 +53,7 @@ def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
 
 
 def test_texts_of_equally_many_words_are_not_one_text():
-    found = Compared()
+    found = RunComparison()
     vocabulary = Vocabulary.from_training(LINES)
     swapped = {"lamp": "boat", "boat": "lamp"}
     other = [" ".join(swapped.get(word, word) for word in line.split()) for line in LINES]
@@ -66,16 +66,16 @@ def test_texts_of_equally_many_words_are_not_one_text():
 
 def test_nearest_labels_are_those_of_given_words():
     vocabulary = Vocabulary.from_training(LINES)
-    found = Compared(words=["lamp", "a"])
+    found = RunComparison(words=["lamp", "a"])
     found.add("tied", run("own", vocabulary, LINES))
     assert [each.label for each in found.texts[0].nearest["tied"]] == ["lamp", "a"]
     with pytest.raises(SettingsError, match="zebra"):
-        Compared(words=["zebra"]).add("tied", run("own", vocabulary, LINES))
+        RunComparison(words=["zebra"]).add("tied", run("own", vocabulary, LINES))
 
 
 @pytest.mark.parametrize("lines", [LINES[:1], ["lit"]])
 def test_a_short_text_is_read_in_fewer_columns(lines):
-    found = Compared()
+    found = RunComparison()
     vocabulary = Vocabulary.from_training(LINES)
     for name in ("tied", "drill"):
         found.add(name, run("own", vocabulary, lines))

@@ -26,10 +26,10 @@ from drill.report.page.figures import (
     COLOURS,
     DASHES,
     Curve,
+    assign_styles,
     best_so_far,
-    looks,
     mean_and_range,
-    run_looks,
+    run_styles,
     time_figure,
 )
 from drill.report.page.page import check_replaceable
@@ -210,14 +210,14 @@ def test_the_same_input_gives_the_same_bytes(tmp_path, runs, words):
 
 
 def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
-    found = run_looks(read_runs(runs), ["drill-1", "elsewhere"])
+    found = run_styles(read_runs(runs), ["drill-1", "elsewhere"])
     assert found == {
         "tied": "c0 d0",
         "drill-1": "c1 d0",
         "drill-2": "c1 d1",
         "elsewhere": "c2 d0",
     }
-    many = looks([[f"{n}{m}" for m in range(3)] for n in range(COLOURS * DASHES // 3)])
+    many = assign_styles([[f"{n}{m}" for m in range(3)] for n in range(COLOURS * DASHES // 3)])
     assert len(set(many.values())) == COLOURS * DASHES  # no two look alike
 
 
@@ -240,7 +240,7 @@ def test_mean_and_range_of_curves():
 def test_a_fast_seed_keeps_its_lowest_until_the_slowest_ends():
     fast, slow = [(10.0, 90.0), (20.0, 50.0)], [(10.0, 90.0), (40.0, 60.0)]
     curves = {"both": [Curve([], fast), Curve([], slow)], "one": [Curve([], fast)]}
-    figure = time_figure(curves, looks([name] for name in curves), [])
+    figure = time_figure(curves, assign_styles([name] for name in curves), [])
     rows = [row for row in figure.rows if row[0] == "both"]
     assert rows[-1] == ["both", "40", "55", "50", "60"]
     assert figure.rows[-1][:3] == ["one", "20", "50"]

@@ -12,7 +12,7 @@ from drill.language_modeling.evaluation.calibration import Calibration, Reliabil
 from drill.language_modeling.evaluation.frequency_bands import compare_bands, frequency_bands
 from drill.report import TextBands, write_report
 from drill.report.analysis.label_vectors import NormBand
-from drill.report.page.figures import Curve, epochs_figure, looks
+from drill.report.page.figures import Curve, assign_styles, epochs_figure
 from drill.report.page.page import Section, write_page
 from tests.report.folders import perplexities, write_run
 
@@ -163,7 +163,7 @@ def test_a_curve_is_read_zoomed_compared_and_downloaded(opened, address):
 )
 def test_odd_values_and_names_are_drawn(opened, tmp_path, points):
     curves = {ODD: [Curve(points, [])], "other": [Curve([(9.0, 55.0)], [])]}
-    figure = epochs_figure(curves, looks([name] for name in curves))
+    figure = epochs_figure(curves, assign_styles([name] for name in curves))
     sections = [Section("curves", "Curves", [("figure", figure)])]
     page = opened(write_page(tmp_path / "odd.html", "Odd", "", sections).as_uri())
     assert page.locator("svg.plot g.line").count() == 2

@@ -74,8 +74,8 @@ LIMIT = {"max_steps": 17, "validate_every": 4, "bleu_every": 1, "average_checkpo
 @pytest.mark.parametrize(
     ("name", "function", "which", "options"),
     [
-        (LM, "evaluated", 1, {}),
-        (LM, "evaluated", 1, FIRST),
+        (LM, "evaluate_tokens", 1, {}),
+        (LM, "evaluate_tokens", 1, FIRST),
         (MT, "translation_loss", 1, FIRST),
         (MT, "best_translations", 2, LIMIT),
         (MT, "translation_loss", 6, LIMIT),  # that of the limit, not of an epoch

@@ -18,7 +18,7 @@ from drill.layers import (
     TiedSoftmax,
 )
 from drill.models import Transformer
-from drill.models.transformer.decoding_cache import Cache
+from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.translator import Translator
 from drill.translation.search import decoding as search_steps
 from drill.translation.search import search
@@ -168,10 +168,10 @@ def test_stopping_early_loses_nothing_and_saves_steps(alpha, monkeypatch):
         steps.append(len(ids))
         return one(self, ids, cache)
 
-    settle = Beam.settle
+    mark_done = Beam.mark_done
 
     def only_when_nothing_grows(beam: Beam, n_best: int) -> None:
-        settle(beam, n_best)
+        mark_done(beam, n_best)
         beam.done.copy_((beam.alive == -torch.inf).all(1))
 
     monkeypatch.setattr(Transformer, "step", counted)
@@ -182,7 +182,7 @@ def test_stopping_early_loses_nothing_and_saves_steps(alpha, monkeypatch):
         rows = sum(steps)
         steps.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(Beam, "settle", only_when_nothing_grows)
+            patch.setattr(Beam, "mark_done", only_when_nothing_grows)
             late = beam_search(model, SOURCES, decoding, beam=5, n_best=2, length_penalty=alpha)
         assert early == late
         saved |= rows < sum(steps)
@@ -280,8 +280,8 @@ def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
 @pytest.mark.parametrize(("beam", "alpha"), [(1, 0.0), (3, 0.6), (8, 0.6)])
 def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
     """In fixed room that grows twice, with sentences that leave; without a device, no graph."""
-    monkeypatch.setattr(search, "FIRST_ROOM", 4)
-    monkeypatch.setattr(search, "LOOK_EVERY", 4)
+    monkeypatch.setattr(search, "INITIAL_CAPACITY", 4)
+    monkeypatch.setattr(search, "CHECK_DONE_EVERY", 4)
     options = {"beam": beam, "n_best": beam, "length_penalty": alpha}
     for seed, eos in ((2, -1.0), (3, -6.0)):
         model = make(seed, eos=eos)
@@ -296,7 +296,7 @@ def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_graphs_are_the_same_on_a_gpu(autocast, monkeypatch):
-    monkeypatch.setattr(search, "FIRST_ROOM", 8)
+    monkeypatch.setattr(search, "INITIAL_CAPACITY", 8)
     model = make(2, eos=-4.0).float().cuda()
     for beam in (1, 4):
         plain, replayed = (
@@ -469,13 +469,13 @@ def test_nan_and_impossible_end_raise():
 
 
 def test_finished_sentences_leave_the_batch(monkeypatch):
-    left, real = [], Cache.select
+    left, real = [], KeyValueCache.select
 
     def spied(self, sentences: Tensor) -> None:
         left.append(len(sentences))
         real(self, sentences)
 
-    monkeypatch.setattr(Cache, "select", spied)
+    monkeypatch.setattr(KeyValueCache, "select", spied)
     decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.0, max_extra=1)
     greedy(make(eos=-30.0), SOURCES, decoding)  # each ends at a limit of its own
     assert left == [4, 3, 2, 1]

@@ -6,7 +6,13 @@ import torch
 from drill.data import IGNORE, PairBatches
 from drill.models import Transformer
 from drill.training.optim import AdamW
-from drill.translation.step import backward, capture_blocker, capturing, kernel_summary, replayed
+from drill.translation.step import (
+    backward,
+    capture_blocker,
+    kernel_summary,
+    make_captured_gradients,
+    replayed,
+)
 from tests.tiny_runs import (
     interrupted_after,
     rows,
@@ -61,7 +67,7 @@ def test_gradients_for_replays_are_those_of_an_update(layer, count):
     found, truth = (small_translator(layer, dropout=0.0, dtype=torch.float64) for _ in range(2))
     update = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
     tokens = sum(batch.target_tokens for batch in update)
-    captured = capturing(found, 0.1, None)
+    captured = make_captured_gradients(found, 0.1, None)
     ours = replayed(captured, update, tokens, CPU)
     theirs = backward(truth, truth, update, tokens, 0.1, CPU)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)

@@ -45,7 +45,7 @@ def demo(
     from drill.data.text.corpora import check_corpus
     from drill.language_modeling.run import load_run
     from drill.report import write_report
-    from drill.report.analysis.comparison import Compared
+    from drill.report.analysis.comparison import RunComparison
     from drill.training.progress import duration
     from drill.training.settings import recipe
 
@@ -76,7 +76,7 @@ def demo(
         trained[name] = load_run(runs / name, device="cpu")
 
     note("reading the test books")
-    found = Compared(EDGES, PROMPTS)
+    found = RunComparison(EDGES, PROMPTS)
     for name, run in trained.items():
         found.add(name, run, samples=len(PROMPTS))
     deep = trained[RECIPES[1]].settings

@@ -82,12 +82,12 @@ def train(
     alone = len(planned) == 1 or "RANK" in os.environ  # several processes must stay in step
     failed: list[Path] = []
     for settings, folder in [] if alone else planned:  # now, not after hours of training
-        with _left_out(folder, failed):
+        with _continue_after_error(folder, failed):
             check_recipe(settings, folder, folders)
     for settings, folder in planned:
         if folder in failed:
             continue
-        with nullcontext() if alone else _left_out(folder, failed):
+        with nullcontext() if alone else _continue_after_error(folder, failed):
             if not _train(settings, folder, device, quiet):
                 raise typer.Exit(130)
     if failed:
@@ -96,8 +96,8 @@ def train(
 
 
 @contextmanager
-def _left_out(folder: Path, failed: list[Path]) -> Iterator[None]:
-    """Print an error that a user can fix, and continue with the next run."""
+def _continue_after_error(folder: Path, failed: list[Path]) -> Iterator[None]:
+    """Print an error that a user can fix, add the folder to ``failed``, go on with the next."""
     from drill.cli.display import as_drill_error, note
 
     try:

@@ -11,11 +11,11 @@ from drill.hf.head import IGNORED, Head
 from drill.hf.model import (
     INNER,
     AttachedModel,
-    after_head,
     attached_class,
     attached_config_class,
     install_head,
     label_embedding,
+    logit_postprocessing,
     name_of,
 )
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
@@ -66,7 +66,7 @@ def attach(
         matrix = options[INNER] = {"name": "tied", **options.get(INNER, {})}
         names = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
         one_of("attach", "inner.name", matrix["name"], names)
-        if any(each is not None for each in after_head(model)):
+        if any(each is not None for each in logit_postprocessing(model)):
             raise ValueError(
                 f"attach: layer: {type(model).__name__} caps or shifts the logits of its head, "
                 f"and the loss of {layer} does not; take a layer that is one matrix"
@@ -191,7 +191,7 @@ def _check_logits(model: Any, linear: nn.Linear) -> None:
         logits = model(**inputs, return_dict=True).logits.float()
     finally:
         hook.remove()
-    expected, (softcap, bias) = outputs[0].float(), after_head(model)
+    expected, (softcap, bias) = outputs[0].float(), logit_postprocessing(model)
     if softcap is not None:
         expected = softcap * torch.tanh(expected / softcap)
     if bias is not None:

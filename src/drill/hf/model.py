@@ -31,7 +31,7 @@ In memory a config has the type of its stock class, by which libraries look up w
 
 
 class AttachedModel(Stock):
-    """What a stock class gets: the head in the place of its own, and the loss inside forward."""
+    """Mixin for a transformers model: replaces its head and computes the loss inside forward."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -50,7 +50,7 @@ class AttachedModel(Stock):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The stock forward. With labels also the loss, in training instead of the logits."""
+        """The stock forward. With labels also the loss; in training logits are None then."""
         heads = self.heads()
         for head in heads:
             head.share(self.get_submodule(self.label_embedding))
@@ -97,7 +97,7 @@ class AttachedModel(Stock):
         finally:
             for head in heads:
                 head.captured = None
-        softcap, logit_bias = after_head(self)
+        softcap, logit_bias = logit_postprocessing(self)
         losses = self.get_output_embeddings()(
             captured[0],
             targets.to(captured[0].device),
@@ -163,7 +163,7 @@ class AttachedModel(Stock):
 
 
 class AttachedConfig(Stock):
-    """What a stock config class gets: another type in ``config.json``.
+    """Mixin for a transformers config: writes another model_type to ``config.json``.
 
     ``drill`` has the stock type, the layer's name and options, and what else ``attach`` was given.
     """
@@ -266,7 +266,7 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
     model.all_tied_weights_keys.pop(f"{name}.weight", None)
 
 
-def after_head(model: Any) -> tuple[float | None, Tensor | None]:
+def logit_postprocessing(model: Any) -> tuple[float | None, Tensor | None]:
     """What a model does with the logits of its head: Gemma's soft cap, BART's and Marian's bias."""
     bias = getattr(model, "final_logits_bias", None)
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drill.data import EOS, UNK, SubwordVocabulary, Vocabulary
-from drill.language_modeling.scoring import check_vocabulary, line_start, raise_nan, repeated
+from drill.language_modeling.scoring import check_vocabulary, expand_state, line_start, raise_nan
 from drill.layers import OutputLayer
 from drill.layers.base import head_log_probs
 from drill.layers.checks import check_integer
@@ -46,8 +46,8 @@ def generate(
             print(piece, end="", flush=True)
 
     A piece is a word, with a space before it inside a line, or a line break, which is ``<eos>``
-    here and in the prompt; of subwords, the characters that became whole. Labels are encoded once:
-    do not train the model meanwhile. Words of the prompt outside the vocabulary are read as
+    here and in the prompt; with subwords, the characters completed by the token. Labels are encoded
+    once: do not train the model meanwhile. Words of the prompt outside the vocabulary are read as
     ``<unk>``; DataError if it has none.
 
     Args:
@@ -58,7 +58,7 @@ def generate(
         seed: of the random numbers; each sample has its own stream.
         samples: how many texts, sampled as a batch; BETWEEN_SAMPLES is yielded between them.
         allow_unknown: whether ``<unk>`` may be sampled.
-        start: what ``line_start`` gives for this model; computed unless given.
+        start: the state from ``line_start`` for this model; computed if None.
     """
     check_vocabulary("generate", model, vocabulary)
     check_sampling("generate", temperature, top_k, top_p, seed)
@@ -106,7 +106,7 @@ def _pieces(
         log_probs = _scorer(model.layer, stack)
         if start is None:
             start = line_start("generate", model, vocabulary.ids[EOS])
-        state = repeated(start, samples)
+        state = expand_state(start, samples)
         for _ in range(tokens):
             scores, state = _next_scores(model, log_probs, ids.to(device), state)
             new = sampled(scores)

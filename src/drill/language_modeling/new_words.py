@@ -17,7 +17,7 @@ from drill.layers.label_source import resize_rows
 from drill.models.language_model import LanguageModel
 
 
-def why_no_words(model: LanguageModel) -> str | None:
+def new_words_blocker(model: LanguageModel) -> str | None:
     """Why a model has no vectors for new words; None if it has."""
     source, layer = model.encoder.embedding, model.layer
     if not isinstance(source, FeatureBags):
@@ -28,7 +28,7 @@ def why_no_words(model: LanguageModel) -> str | None:
     return None
 
 
-def with_words(
+def add_words_to_model(
     model: LanguageModel,
     vocabulary: Vocabulary,
     labels: Mapping[str, Any],
@@ -40,7 +40,7 @@ def with_words(
         labels: the settings that the model's label source was built with.
         words: each with its description; an empty one is looked up in WordNet if it is needed.
     """
-    fault = why_no_words(model)
+    fault = new_words_blocker(model)
     if fault is not None:
         raise SettingsError(f"a new word has no vector: {fault}")
     entries = {word: text for word, text in words.items() if text.strip()}

@@ -25,7 +25,7 @@ from drill.language_modeling.build import described, dry_run, encoded_text, lang
 from drill.language_modeling.evaluation.calibration import Calibration, calibration
 from drill.language_modeling.evaluation.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.generation import generate
-from drill.language_modeling.new_words import with_words
+from drill.language_modeling.new_words import add_words_to_model
 from drill.language_modeling.scoring import Scored, score
 from drill.language_modeling.step import capture_blocker, kernel_summary
 from drill.language_modeling.train import text_checksum, train
@@ -190,7 +190,7 @@ class LanguageModelRun:
             A run with the new words; this one does not change.
         """
         try:
-            model, vocabulary = with_words(
+            model, vocabulary = add_words_to_model(
                 self.model, self.vocabulary, self.settings.labels, descriptions
             )
         except SettingsError as error:

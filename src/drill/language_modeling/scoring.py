@@ -212,7 +212,7 @@ def _padded_losses(model: LanguageModel, texts: list[list[int]], start: State) -
         inputs[: len(read) - 1, column] = read[:-1]
         targets[: len(read) - 1, column] = read[1:]
     device = next(model.parameters()).device
-    state = repeated(start, len(texts))
+    state = expand_state(start, len(texts))
     rows = max(1, TOKENS_PER_BATCH // len(texts))
     found = []
     for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
@@ -272,7 +272,7 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
     return tuple(tuple(part.mean(-2, keepdim=True) for part in layer) for layer in state)
 
 
-def repeated(state: State, batch: int) -> State:
+def expand_state(state: State, batch: int) -> State:
     """A state of a batch of 1, expanded to ``batch`` sequences."""
     return tuple(
         tuple(part.expand(*part.shape[:-2], batch, -1).contiguous() for part in layer)

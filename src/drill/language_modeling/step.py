@@ -179,7 +179,7 @@ def capture_blocker(
         return "a batch is taken in parts"
     if not model.encoder.carries_state:
         return "a window of a Transformer keeps the GPU busy; training.compile fuses its steps"
-    if not model.layer.fixed_sizes:
+    if not model.layer.static_shapes:
         return f"sizes inside {type(model.layer).__name__} depend on the targets"
     return optimizer.capture_blocker()
 

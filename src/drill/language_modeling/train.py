@@ -19,7 +19,11 @@ from drill.data import Ids, Segment, SequenceLengths, Vocabulary, columns, train
 from drill.data.text.batches import rotated, rotations
 from drill.errors import DataError, check_value
 from drill.language_modeling.evaluation.frequency_bands import vocabulary_bands
-from drill.language_modeling.evaluation.perplexity import Perplexity, evaluated, predicted_bytes
+from drill.language_modeling.evaluation.perplexity import (
+    Perplexity,
+    evaluate_tokens,
+    predicted_bytes,
+)
 from drill.language_modeling.state import LanguageModelState
 from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
 from drill.language_modeling.untie import untied
@@ -164,7 +168,7 @@ class LanguageModelTask(Task):
 
     def _evaluated(self, text: Tensor, **options: Any) -> tuple[Perplexity, Tensor, Tensor]:
         with unsharded(self.model):
-            return evaluated(
+            return evaluate_tokens(
                 self.model,
                 text,
                 batch_size=text.shape[1],

@@ -34,8 +34,8 @@ from drill.kernels.loss.nll import (
     nll,
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
-from drill.layers.checks import check_bool, warn_of_default_start
-from drill.layers.label_cache import LabelCache, SharedLabels, evaluated, frozen_labels
+from drill.layers.checks import check_bool, warn_if_default_init
+from drill.layers.label_cache import LabelCache, SharedLabels, call_in_eval_mode, frozen_labels
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
@@ -67,7 +67,7 @@ class OutputLayer(nn.Module, abc.ABC):
 
     hidden_size: int
 
-    fixed_sizes: ClassVar[bool] = False
+    static_shapes: ClassVar[bool] = False
     """Whether no size inside a loss depends on the targets, as a CUDA graph of a step requires."""
 
     @property
@@ -108,7 +108,7 @@ class OutputLayer(nn.Module, abc.ABC):
         memory: int = DEFAULT_MEMORY,
         check: bool = True,
     ) -> Tensor:
-        """-log p(target | h), without the (..., V) logits in memory.
+        """-log p(target | h); logits take at most ``memory`` bytes, chunk by chunk.
 
         Args:
             hidden: (..., d_h), the encoder's output.
@@ -135,7 +135,7 @@ class OutputLayer(nn.Module, abc.ABC):
         self.check_hidden(hidden)
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
         if check and self.training and not must_not_wait(hidden.device):
-            self.check_start()
+            self.warn_if_badly_initialised()
         return LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
 
     @abc.abstractmethod
@@ -218,7 +218,7 @@ class OutputLayer(nn.Module, abc.ABC):
             A context manager for the micro-batches of one update.
         """
 
-    def check_start(self) -> None:
+    def warn_if_badly_initialised(self) -> None:
         """Warn at the first loss in training if the labels are badly initialised."""
         return None
 
@@ -260,7 +260,7 @@ class MatrixLayer(OutputLayer):
         joint_size: the width of ``labels()`` and of ``context(h)``.
     """
 
-    fixed_sizes = True
+    static_shapes = True
     scales_with_embedding: ClassVar[bool] = False
     """Whether logits grow with E, so that an E of N(0, 1) is worth a warning."""
 
@@ -315,7 +315,7 @@ class MatrixLayer(OutputLayer):
         return self._cache.read(self, self.labels)
 
     @property
-    def holds_labels(self) -> bool:
+    def labels_are_cached(self) -> bool:
         """Whether this is inside ``cached_labels`` or ``shared_labels``."""
         return self._cache.block is not None
 
@@ -340,10 +340,10 @@ class MatrixLayer(OutputLayer):
         context, weight = self.context(hidden), self.weight
         return adversarial_nll(epsilon, context, weight, targets, self.bias, options)
 
-    def check_start(self) -> None:
+    def warn_if_badly_initialised(self) -> None:
         # Not in the constructor: many models are initialised or loaded after it.
         if self.scales_with_embedding and torch.is_grad_enabled():
-            warn_of_default_start(type(self).__name__, self.embedding)
+            warn_if_default_init(type(self).__name__, self.embedding)
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
@@ -351,7 +351,7 @@ class MatrixLayer(OutputLayer):
 
         It costs as much as a tied head and shares no memory with the layer.
         """
-        weight = evaluated(self, self.labels)
+        weight = call_in_eval_mode(self, self.labels)
         labels, width = weight.shape
         head = nn.Linear(width, labels, bias=self.bias is not None, device="meta")
         head.weight = nn.Parameter(weight.detach().clone())
@@ -384,7 +384,7 @@ class MatrixLayer(OutputLayer):
                 f"{type(self).__name__}: cached_labels() in training mode; call .eval() first, or "
                 "use shared_labels() to train"
             )
-        with self._cache.inside(self, frozen_labels(self, evaluated(self, self.labels))):
+        with self._cache.inside(self, frozen_labels(self, call_in_eval_mode(self, self.labels))):
             yield
 
     @contextmanager
@@ -485,10 +485,10 @@ def adversarial_nll(
     """``head_nll`` per token, as it is and with the logits of the targets lowered."""
     losses = head_nll(context, weight, targets, bias, options)
     delta = adversarial_delta(epsilon, context, target_rows(weight, targets))
-    return losses, with_lowered_target(losses, delta)
+    return losses, nll_with_lowered_target(losses, delta)
 
 
-def with_lowered_target(
+def nll_with_lowered_target(
     losses: Tensor,  # (...), -log p(target)
     delta: Tensor,  # (...), at least 0
 ) -> Tensor:  # (...)
@@ -506,7 +506,7 @@ def adversarial_delta(
     context: Tensor,  # (..., k)
     rows: Tensor,  # (..., k), the vectors of the targets
 ) -> Tensor:  # (...)
-    """epsilon |w_y| |h|, in at least float32."""
+    """epsilon |w_y| |context|, in at least float32."""
     return epsilon * _norms(rows) * _norms(context)
 
 

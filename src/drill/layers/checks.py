@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from drill.kernels.runtime.checks import is_number, is_whole, require
+from drill.kernels.runtime.checks import is_integer, is_number, require
 from drill.kernels.runtime.checks import one_of as one_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def check_integer(layer: str, name: str, value: int, minimum: int = 1) -> int:
     expected = f"a whole number of at least {minimum}"
-    require(is_whole(value) and value >= minimum, layer, name, expected, value)
+    require(is_integer(value) and value >= minimum, layer, name, expected, value)
     return int(value)
 
 
@@ -111,7 +111,7 @@ _SMALLEST_SAMPLE = 1_000  # fewer numbers do not show their distribution
 _checked: WeakSet[nn.Embedding] = WeakSet()  # not in the layers, which a loss must not change
 
 
-def warn_of_default_start(name: str, source: object) -> None:
+def warn_if_default_init(name: str, source: object) -> None:
     """Warn, once for each embedding, if it looks like N(0, 1): too large for labels.
 
     That is: mean 0, standard deviation 1 and the kurtosis 3 of a normal distribution. Trained

@@ -247,7 +247,7 @@ def _context(device: torch.device, labels: object) -> tuple[object, ...] | None:
 
 
 @torch.no_grad()
-def evaluated(layer: nn.Module, labels: Callable[[], Tensor]) -> Tensor:
+def call_in_eval_mode(layer: nn.Module, labels: Callable[[], Tensor]) -> Tensor:
     """``labels()`` with dropout off, whatever mode the layer is in."""
     with restored_modes(layer), without_autocast(layer):  # the result is used after autocast ends
         layer.eval()

@@ -18,7 +18,7 @@ from drill.data import BEGIN, END, EOS, UNK, Subwords, SubwordVocabulary
 from drill.errors import DataError, DrillError, SettingsError
 from drill.language_modeling.evaluation.frequency_bands import default_edges, frequency_bands
 from drill.language_modeling.generation import generate
-from drill.language_modeling.new_words import why_no_words
+from drill.language_modeling.new_words import new_words_blocker
 from drill.language_modeling.run import LanguageModelRun
 from drill.language_modeling.scoring import line_start, read_as_unknown, score
 from drill.layers import LabelSource
@@ -102,7 +102,7 @@ class LanguageModelPlayer(Player):
         self.subwords = None
         if isinstance(run.vocabulary, SubwordVocabulary):
             self.subwords = run.vocabulary.subwords
-        self.adds_words = self.subwords is None and why_no_words(run.model) is None
+        self.adds_words = self.subwords is None and new_words_blocker(run.model) is None
         self.start = line_start("play", run.model, self.vocabulary.ids[EOS])
         self.read: tuple[list[int], State, Tensor] | None = None  # of the last prefix
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drill.report.page.figures import Curve, Figure, epochs_figure, looks, time_figure
+from drill.report.page.figures import Curve, Figure, assign_styles, epochs_figure, time_figure
 from drill.report.page.page import Block, Section, check_replaceable, write_page
 from drill.study.plan import TRAINING
 from drill.study.states import States
@@ -27,7 +27,7 @@ def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -
     ]
     if rest := [*not_counted(states)]:
         sections.append(Section("rest", "Not in the tables", [("faults", rest)]))
-    return write_page(out, states.plan.name, states.counted(), sections)
+    return write_page(out, states.plan.name, states.status_line(), sections)
 
 
 def _stage(states: States, stage: str, time_to: Sequence[float]) -> Iterator[Block]:
@@ -44,7 +44,7 @@ def stage_figures(states: States, stage: str) -> list[Figure]:
     rows = [row for row in states.plan.rows if stage in row.stages]
     results = {row.name: [*finished_results(states, row, stage).values()] for row in rows}
     curves = {name: [Curve.of_row(each) for each in group] for name, group in results.items()}
-    look = looks([name] for name in results)
+    look = assign_styles([name] for name in results)
     devices = [each.device for group in results.values() for each in group if each.device]
     found = [time_figure(curves, look, devices)]
     if any(each.epochs > 1 for group in results.values() for each in group):

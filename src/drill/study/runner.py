@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from drill.errors import ReportError, RunFolderError, SettingsError
-from drill.report.results.ledger import AlreadyRecorded, Failed, Row, record, record_failure
+from drill.report.results.ledger import AlreadyRecorded, FailedJob, Row, record, record_failure
 from drill.report.tables.number_format import perplexity
 from drill.study.plan import BLEU, CACHE, DYNAMIC, FINETUNE, TRAIN, WORDS, Job, Plan, identity
-from drill.study.states import DONE, States, evaluated, is_run_of
+from drill.study.states import DONE, States, is_run_of, stage_results
 from drill.tasks import check_recipe
 from drill.training.run.folder import RunFolder
 from drill.training.signals import GracefulShutdown
@@ -88,7 +88,7 @@ class StudyRunner:
         finally:
             for each in self.running:  # after a second Ctrl-C or an exception
                 each.process.kill()
-        self.say(f"{self.ledger}: {self.states.counted()}")
+        self.say(f"{self.ledger}: {self.states.status_line()}")
         if shutdown.requested:
             raise KeyboardInterrupt
         return self.states
@@ -192,7 +192,7 @@ class StudyRunner:
             message = f"killed by {signal.Signals(-code).name}; {message}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
         record_failure(
-            Failed(job.run, job.stage, job.seed, identity(job.settings), message, seconds, now),
+            FailedJob(job.run, job.stage, job.seed, identity(job.settings), message, seconds, now),
             self.ledger,
         )
         self.say(f"{job}: failed after {seconds / 60:.1f} min: {message} (see {each.log})")
@@ -249,7 +249,7 @@ def _summary(row: Row | None, stage: str) -> str:
     if row is None:
         return ""
     if stage in (DYNAMIC, CACHE, WORDS):
-        figures = [perplexity(each["perplexity"]) for each in evaluated(row, stage)]
+        figures = [perplexity(each["perplexity"]) for each in stage_results(row, stage)]
         return f"valid, test {', '.join(figures) or 'not yet'}"
     bleu = row.extra.get("bleu")
     test = f"test {perplexity(row.test) or 'not yet'}" if bleu is None else f"BLEU {bleu:.2f}"

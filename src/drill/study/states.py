@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import mean
 
 from drill.errors import SettingsError
-from drill.report.results.evaluations import TRANSLATION, Evaluation, paired
-from drill.report.results.ledger import Failed, Row, read, read_failures
+from drill.report.results.evaluations import TRANSLATION, Evaluation, last_pair
+from drill.report.results.ledger import FailedJob, Row, read, read_failures
 from drill.study.plan import BLEU, TRAINING, Job, Plan, identity
 from drill.training.run.folder import RunFolder
 from drill.training.settings import resolved, saved
@@ -17,7 +17,7 @@ AGAIN = "done, to run again"
 
 
 class States:
-    """The state of every job when this was created.
+    """The state of every job, by the ledger as it was when this was created.
 
     Args:
         plan: of the study.
@@ -46,7 +46,7 @@ class States:
         finished = [row for row in self.results(job) if _is_complete(row, job.stage)]
         return finished[-1] if finished else None
 
-    def failure(self, job: Job) -> Failed | None:
+    def failure(self, job: Job) -> FailedJob | None:
         return self._failures.get((job.run, job.seed, identity(job.settings), job.stage))
 
     def state(self, job: Job) -> str:
@@ -82,7 +82,7 @@ class States:
                 wanted |= set(chain)
         return [job for job in self.plan.jobs() if job in wanted]
 
-    def counted(self) -> str:
+    def status_line(self) -> str:
         """``4 of 6 jobs done, 1 failed``."""
         found = [self.state(job) for job in self.plan.jobs()]
         failed = f", {found.count(FAILED)} failed" if FAILED in found else ""
@@ -109,7 +109,7 @@ class States:
             return None
         if job.trains:
             return max(row.seconds or 0.0, _wall(row))
-        return sum(each.get("seconds", 0.0) for each in evaluated(row, job.stage))
+        return sum(each.get("seconds", 0.0) for each in stage_results(row, job.stage))
 
     def _start_up(self, done: Sequence[Job]) -> float:
         """Mean seconds that training jobs took besides training."""
@@ -128,15 +128,15 @@ def is_run_of(job: Job, folder: RunFolder) -> bool:
     return folder.recipe.exists() and identity(saved(folder.recipe)) == identity(job.settings)
 
 
-def evaluated(row: Row, stage: str) -> list[Evaluation]:
+def stage_results(row: Row, stage: str) -> list[Evaluation]:
     """The results of an evaluation stage: validation and test."""
-    pair = paired(row.evaluations, TRANSLATION if stage == BLEU else stage)
+    pair = last_pair(row.evaluations, TRANSLATION if stage == BLEU else stage)
     return [each for each in pair or () if each is not None]
 
 
 def _is_complete(row: Row, stage: str) -> bool:
     """Whether a row has a test and, for an evaluation stage, its evaluations."""
-    return row.test is not None and (stage in TRAINING or len(evaluated(row, stage)) == 2)
+    return row.test is not None and (stage in TRAINING or len(stage_results(row, stage)) == 2)
 
 
 def _identity(row: Row) -> str | None:

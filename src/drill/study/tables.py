@@ -24,7 +24,7 @@ from drill.report.tables.result_tables import (
     seconds_to,
 )
 from drill.study.plan import BLEU, TRAINING, WORDS, Job, PlanRow
-from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, evaluated
+from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.study.statistics import CONFIDENCE, paired_difference, standard_error
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
@@ -161,7 +161,7 @@ def _scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
         return found
 
     def evaluation(n: int, key: str) -> Metric:
-        return lambda row: as_finite(evaluated(row, stage)[n].get(key))
+        return lambda row: as_finite(stage_results(row, stage)[n].get(key))
 
     if stage == BLEU:
         return {"valid BLEU": evaluation(0, "bleu"), "test BLEU": evaluation(1, "bleu")}
@@ -203,7 +203,7 @@ def _minutes_cell(group: Sequence[Row], stage: str) -> str:
     if stage in TRAINING:
         seconds = [each.seconds for each in group if each.seconds is not None]
     else:
-        seconds = [sum(one.get("seconds", 0.0) for one in evaluated(r, stage)) for r in group]
+        seconds = [sum(one.get("seconds", 0.0) for one in stage_results(r, stage)) for r in group]
     return f"{mean(seconds) / 60:.1f}" if seconds else ""
 
 
@@ -226,7 +226,7 @@ def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
     if stage in TRAINING:
         return paper_cells(recipe, group)
     key = "perplexity" if stage in PREDICTED_ONLY else "published"
-    pairs = [[one[key] for one in evaluated(each, stage)] for each in group]
+    pairs = [[one[key] for one in stage_results(each, stage)] for each in group]
     valid, test = (mean(each) for each in zip(*pairs, strict=True))
     gap = less_paper(valid, test, PAPER.get(f"{recipe}+{stage}"))
     return [("paper", paper_figures(recipe, f"+{stage}")), ("gap", gap)]
@@ -271,7 +271,7 @@ def status_table(states: States) -> str:
         for line in lines
     ]
     rest = f"; {len(left)} to run, about {_minutes_left(states, left)} min" if left else ""
-    return "\n".join([*table, f"{states.counted()}{rest}"])
+    return "\n".join([*table, f"{states.status_line()}{rest}"])
 
 
 def _state(states: States, job: Job, left: Sequence[Job]) -> str:

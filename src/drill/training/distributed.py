@@ -109,7 +109,7 @@ def data_parallel(model: LanguageModel | Translator, world: World) -> nn.Module:
     if world.size == 1 or is_sharded(model):
         return model
     # A step of an adaptive softmax, or of a user's layer, may leave out parameters.
-    unused = not (model.layer.fixed_sizes or isinstance(model.layer, SampledSoftmax))
+    unused = not (model.layer.static_shapes or isinstance(model.layer, SampledSoftmax))
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 

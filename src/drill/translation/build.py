@@ -30,7 +30,7 @@ from drill.training.settings import (
     makes_no_model,
     output_layer,
 )
-from drill.translation.step import own_batches
+from drill.translation.step import batches_per_process
 
 OF_THE_MODEL = ("subwords", "encoder", "layer")
 """Settings that a run shares with the one it starts from."""
@@ -91,7 +91,7 @@ def translator(
 def dry_run(settings: Settings, processes: World, words: int) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
-    own_batches(settings.training["gradient_accumulation_steps"], processes)
+    batches_per_process(settings.training["gradient_accumulation_steps"], processes)
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
     check_optimizer(settings, model)

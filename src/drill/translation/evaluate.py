@@ -22,7 +22,7 @@ from drill.training.precision import autocast_to, evaluating, sum_dtype
 from drill.training.run.folder import RunFolder
 from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.step import summed_loss
+from drill.translation.step import sum_loss_options
 from drill.translation.translate import Search, translate, within_memory
 
 Progress = Callable[[int, int], None]
@@ -73,7 +73,7 @@ def _loss(
                 progress(done, len(pairs))
             done += len(batch.indices)
             parts = (batch.source, batch.target_in, batch.target_out)
-            total += model.loss(*(each.to(device) for each in parts), **summed_loss(0.0))
+            total += model.loss(*(each.to(device) for each in parts), **sum_loss_options(0.0))
             tokens += batch.target_tokens
     nll = total.item()
     if math.isnan(nll):

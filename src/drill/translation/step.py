@@ -20,7 +20,7 @@ from drill.training.distributed import World
 from drill.training.precision import autocast_to, sum_dtype
 
 
-def own_batches(gradient_accumulation_steps: int, world: World) -> int:
+def batches_per_process(gradient_accumulation_steps: int, world: World) -> int:
     """Batches of a step for each process."""
     if gradient_accumulation_steps % world.size != 0:
         raise DataError(
@@ -65,7 +65,7 @@ def kernel_summary(
     return [*parts, f"batches {batches}"]
 
 
-def in_updates(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:
+def group_batches(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:
     """``size`` batches at a time; the rest of an epoch is a step too."""
     return iter(lambda: list(islice(batches, size)), [])
 
@@ -90,26 +90,26 @@ def backward(
     with model.layer.shared_labels() if alone else nullcontext():
         for left, batch in zip(range(len(update))[::-1], update, strict=True):
             with ddp.no_sync() if ddp and left else nullcontext():
-                nll = trained(*_on(device, batch), **summed_loss(label_smoothing))
+                nll = trained(*_to_device(device, batch), **sum_loss_options(label_smoothing))
                 (nll * (size / tokens)).backward()
             total += nll.detach()
     return total * size
 
 
-def summed_loss(label_smoothing: float) -> dict[str, Any]:
+def sum_loss_options(label_smoothing: float) -> dict[str, Any]:
     """Options of a model's loss: the sum over all targets but padding."""
     options = {"ignore_index": IGNORE, "reduction": "sum", "check": False}
     return {"label_smoothing": label_smoothing, **options}
 
 
-def capturing(
+def make_captured_gradients(
     model: Translator, label_smoothing: float, autocast: torch.dtype | None
 ) -> CapturedGradients:
     """Gradients of the summed loss times the last input, one graph for every shape of a batch."""
 
     def loss(source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor) -> Tensor:
         with autocast_to(source.device, autocast):
-            nll = model(source, target_in, target_out, **summed_loss(label_smoothing))
+            nll = model(source, target_in, target_out, **sum_loss_options(label_smoothing))
         return nll * scale
 
     return CapturedGradients(model, loss)
@@ -125,11 +125,11 @@ def replayed(
     scale = torch.full((), 1.0 / tokens, device=device)
     total = torch.zeros((), dtype=sum_dtype(device), device=device)
     for batch in update:
-        total += gradients(*_on(device, batch), scale)
+        total += gradients(*_to_device(device, batch), scale)
     return total * tokens
 
 
-def _on(device: torch.device, batch: PairBatch) -> Iterator[Tensor]:
+def _to_device(device: torch.device, batch: PairBatch) -> Iterator[Tensor]:
     """Source, target_in and target_out on the device, copied asynchronously to a GPU."""
     for part in (batch.source, batch.target_in, batch.target_out):
         pinned = part.pin_memory() if device.type == "cuda" else part

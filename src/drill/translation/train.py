@@ -36,10 +36,10 @@ from drill.translation.evaluate import (
 from drill.translation.state import TranslationState
 from drill.translation.step import (
     backward,
+    batches_per_process,
     capture_blocker,
-    capturing,
-    in_updates,
-    own_batches,
+    group_batches,
+    make_captured_gradients,
     replayed,
 )
 from drill.translation.translate import Search
@@ -96,7 +96,7 @@ class TranslationTask(Task):
             rank=world.rank,
             size=world.size,
         )
-        self.batches_per_update = own_batches(options.gradient_accumulation_steps, world)
+        self.batches_per_update = batches_per_process(options.gradient_accumulation_steps, world)
         self.state = TranslationState(
             **self.initial_state(),
             epoch_size=len(self.pair_batches),
@@ -118,7 +118,7 @@ class TranslationTask(Task):
         )
         self.captured: CapturedGradients | None = None
         if blocker is None:
-            self.captured = capturing(self.model, options.label_smoothing, autocast)
+            self.captured = make_captured_gradients(self.model, options.label_smoothing, autocast)
         elif self.device.type == "cuda" and self.world.first and options.cuda_graphs:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", blocker)
 
@@ -126,7 +126,7 @@ class TranslationTask(Task):
         if self.world.first:
             self.run.averaged.unlink(missing_ok=True)  # of an earlier, shorter run
         epoch = self.pair_batches.epoch(self.state.epoch, self.state.position)
-        yield from in_updates(epoch, self.batches_per_update)
+        yield from group_batches(epoch, self.batches_per_update)
 
     def step(self, batch: list[PairBatch]) -> None:
         tokens = int(self.world.sum(sum(each.target_tokens for each in batch)))

@@ -10,7 +10,7 @@ from drill.kernels.lstm.lstm import choose, in_one_buffer, in_words, lie_togethe
 from drill.kernels.lstm.persistent import layout as lstm_layout
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.layout import cut, layout
-from drill.kernels.lstm.persistent.recurrence import supported
+from drill.kernels.lstm.persistent.recurrence import unsupported_reason
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime import nvrtc
 from drill.kernels.runtime.dispatch import log_once
@@ -160,18 +160,18 @@ def test_every_group_fits_the_shared_memory(hidden):
 
 def test_what_does_not_fit_is_said(monkeypatch):
     assert layout(1153, 16) is None
-    assert supported(torch.device("cpu"), 400) == "it needs an NVIDIA GPU, not cpu"
+    assert unsupported_reason(torch.device("cpu"), 400) == "it needs an NVIDIA GPU, not cpu"
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(lstm_persistent, "_room", lambda index: 16)
     monkeypatch.setattr(nvrtc, "missing", lambda: None)
-    assert supported(device, 1150) is None
-    assert supported(device, 2048) == (
+    assert unsupported_reason(device, 1150) is None
+    assert unsupported_reason(device, 2048) == (
         "hidden size 2048 does not fit the registers of 16 clusters of 8 blocks"
     )
     monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
-    assert supported(device, 1150) == "NVRTC is not found"
+    assert unsupported_reason(device, 1150) == "NVRTC is not found"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from drill.kernels.optimizer import sgd_step as module
-from drill.kernels.optimizer.sgd_step import Group, sgd_step, supported
+from drill.kernels.optimizer.sgd_step import Group, sgd_step, unsupported_reason
 from drill.kernels.runtime import nvrtc
 from drill.training.optim import Asgd, NtAsgd, Sgd
 
@@ -64,7 +64,7 @@ def test_what_it_cannot_change_is_said(tensors, reason, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(nvrtc, "missing", lambda: None)
     monkeypatch.setattr(module, "_not_compiled", lambda device: None)
-    assert supported(tensors) == reason
+    assert unsupported_reason(tensors) == reason
 
 
 def test_kernels_that_do_not_compile_are_no_step(monkeypatch):
@@ -75,13 +75,13 @@ def test_kernels_that_do_not_compile_are_no_step(monkeypatch):
     monkeypatch.setattr(nvrtc, "missing", lambda: None)
     monkeypatch.setattr(module, "compiled", compiled)
     module._not_compiled.cache_clear()
-    assert supported([stand_in()]) == "sgd_step.cu: does not load (CUDA, loading: no)"
+    assert unsupported_reason([stand_in()]) == "sgd_step.cu: does not load (CUDA, loading: no)"
     module._not_compiled.cache_clear()
 
 
 def test_without_nvrtc_the_optimiser_of_torch_steps(monkeypatch):
     monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
-    assert supported([stand_in()]) == "NVRTC is not found"
+    assert unsupported_reason([stand_in()]) == "NVRTC is not found"
     optimizer = trained(Sgd(), "cpu", True)[1]
     assert not optimizer._fused
     assert optimizer.capture_blocker() == "parameters are not all on an NVIDIA GPU, one is on cpu"

@@ -126,7 +126,7 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     monkeypatch.setattr(torch.version, "hip", None)
     lstm_persistent._room.cache_clear()
     nvrtc._kernel.cache_clear()
-    reason = lstm_persistent.supported(torch.device("cuda", 0), 400)
+    reason = lstm_persistent.unsupported_reason(torch.device("cuda", 0), 400)
     lstm_persistent._room.cache_clear()
     assert reason.startswith(
         "cluster_occupancy.cu: does not load (CUDA, loading: unknown (error 222))"

@@ -327,7 +327,7 @@ def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(mon
             [(each.numbers.tolist(), each.averages and len(each.averages)) for each in groups]
         )
 
-    monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
+    monkeypatch.setattr(sgd_step, "unsupported_reason", lambda tensors: None)  # as on a GPU
     monkeypatch.setattr(sgd_step, "sgd_step", launched)
     net, optimizer = model(), Sgd(2.0, schedule="linear", average_from=0.5)
     optimizer.setup(net.named_parameters())
@@ -429,7 +429,7 @@ def test_label_maps_have_options_of_their_own(name, maps, of_step, of_weight):
 @pytest.mark.parametrize("kind", [Sgd, Asgd])
 def test_one_pass_gets_the_numbers_of_every_group(kind, monkeypatch):
     seen = []
-    monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
+    monkeypatch.setattr(sgd_step, "unsupported_reason", lambda tensors: None)  # as on a GPU
     monkeypatch.setattr(sgd_step, "sgd_step", lambda groups, *, clip: seen.extend(groups))
     net, optimizer = model(), kind(2.0, weight_decay=0.1, **MAPS)
     optimizer.setup(net.named_parameters())

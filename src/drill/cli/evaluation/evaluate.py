@@ -114,13 +114,13 @@ def evaluate(
                 quiet=quiet,
             )
         return
-    from drill.cli.evaluation.language_model import evaluate_as_is, evaluation
+    from drill.cli.evaluation.language_model import evaluate_plain, evaluation
 
     check_one_text(split, text, "--text")
     if losses is not None and text is None and len(split or ()) != 1:
         raise SettingsError("needs one --split or a --text", key="--losses")
     with evaluation(run, split, text, weights, precision, device, as_json) as found:
-        evaluate_as_is(found, batch_size, losses, words, quiet)
+        evaluate_plain(found, batch_size, losses, words, quiet)
 
 
 def option_name(name: str) -> str:

@@ -20,7 +20,7 @@ from drill.data import EOS, UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.files import digest, write_output
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
-from drill.language_modeling.evaluation.perplexity import Perplexity, evaluated, reading_order
+from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, reading_order
 from drill.language_modeling.run import LanguageModelRun
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import TextBands, bands_table
@@ -65,9 +65,9 @@ def evaluation(
     *,
     dynamic: bool = False,
 ) -> Iterator[Evaluation]:
-    """A block with the precision of the run; that of dynamic evaluation is never bfloat16.
+    """Loads a run and its texts; products have its precision, in dynamic evaluation not bfloat16.
 
-    An infinite perplexity is an error at its end.
+    Leaving the block raises if a perplexity is infinite.
     """
     run = load_language_model(folder, weights, device)
     place = torch.device(next(run.model.parameters()).device)
@@ -115,7 +115,7 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
     return EvaluatedText(str(path), ids, batch_size, row, ("--text", str(path)))
 
 
-def evaluate_as_is(
+def evaluate_plain(
     evaluation: Evaluation, batch_size: int | None, losses: Path | None, words: bool, quiet: bool
 ) -> None:
     """`drill evaluate`: the model as it is.
@@ -129,7 +129,7 @@ def evaluate_as_is(
     for text in texts:
         start = time.monotonic()
         with Counter(text.name, quiet) as progress:
-            found, values, targets = evaluated(
+            found, values, targets = evaluate_tokens(
                 run.model,
                 text.ids,
                 bptt=run.settings.training["bptt"],

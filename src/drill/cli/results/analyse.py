@@ -34,7 +34,7 @@ def analyse(
     log-probabilities. `drill report` can draw all but the last.
     """
     from drill.language_modeling.run import load_run
-    from drill.report.analysis.comparison import Compared
+    from drill.report.analysis.comparison import RunComparison
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
     from drill.report.results.runs import distinct_names
     from drill.report.tables.band_tables import (
@@ -52,7 +52,7 @@ def analyse(
     if len({*folders}) < len(folders):
         raise SettingsError("analyse: a run is named twice")
     names = distinct_names(folders)
-    found = Compared(words=word or ())
+    found = RunComparison(words=word or ())
     loaded = {names[folder]: load_run(folder, device=device) for folder in folders}
     for name, run in loaded.items():
         found.add(name, run)

@@ -45,7 +45,7 @@ def report(
     """
     from drill.cli.display import note
     from drill.language_modeling.run import load_run
-    from drill.report.analysis.comparison import Compared, check_same_search, stored_bands
+    from drill.report.analysis.comparison import RunComparison, check_same_search, stored_bands
     from drill.report.page.page import check_replaceable, markdown, write_report
     from drill.report.results.ledger import read as read_ledger
     from drill.report.results.runs import distinct_names
@@ -67,7 +67,7 @@ def report(
         typer.echo(markdown(folders, ledger or []))
         return
     check_replaceable(out)
-    found = Compared()
+    found = RunComparison()
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)

@@ -112,7 +112,7 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     return Plan(tiles, used, list(by_label))
 
 
-def most_saved(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
+def max_saved_elements(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
     """An upper bound of the saved elements, as a formula that ``torch.compile`` can trace."""
     if not keep:
         return 0
@@ -131,7 +131,7 @@ def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iter
             yield Chunk(top, bottom, left, right, stride=aligned(right - left, device))
 
 
-def fits_whole(hidden: Tensor, labels: int, settings: Settings) -> bool:
+def fits_in_one_chunk(hidden: Tensor, labels: int, settings: Settings) -> bool:
     """Whether all logits fit into memory as one saved chunk, which an engine changes in place."""
     if settings.engine != "triton":
         return False

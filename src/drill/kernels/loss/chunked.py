@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.chunk_plan import Chunk, Settings, fits_whole, plan
+from drill.kernels.loss.chunk_plan import Chunk, Settings, fits_in_one_chunk, plan
 from drill.kernels.loss.passes import TorchEngine, empty_sums
 from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.loss.token_sweep import rows_at_once, swept_nll
@@ -44,7 +44,7 @@ def forward_pass(
     ignore_index, smoothing, dtype, engine, _ = settings
     passes = engine_named(engine)
     labels = weight.shape[0]
-    if keep and fits_whole(hidden, labels, settings):
+    if keep and fits_in_one_chunk(hidden, labels, settings):
         return _whole_forward(hidden, weight, bias, targets, settings, saved)
     exact = torch.promote_types(dtype, torch.float32)
     tiles, saved_size, _ = plan(hidden, labels, settings, keep)
@@ -80,7 +80,7 @@ def backward_pass(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     inputs = (scale, hidden, weight, bias, targets, lse)
-    if fits_whole(hidden, weight.shape[0], settings):
+    if fits_in_one_chunk(hidden, weight.shape[0], settings):
         return _whole_backward(*inputs, saved, settings, wanted)
     for_hidden, for_weight, for_bias = wanted
     hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None

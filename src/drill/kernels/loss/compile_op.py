@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, library
 
-from drill.kernels.loss.chunk_plan import Settings, most_saved
+from drill.kernels.loss.chunk_plan import Settings, max_saved_elements
 from drill.kernels.loss.chunked import backward_pass, forward_pass, wants_gradients
 
 
@@ -23,7 +23,9 @@ def nll_op(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    room = hidden.new_empty(most_saved(hidden, weight.shape[0], settings, keep), dtype=dtype)
+    room = hidden.new_empty(
+        max_saved_elements(hidden, weight.shape[0], settings, keep), dtype=dtype
+    )
     losses, lse, _ = forward_pass(hidden, weight, bias, targets, settings, keep, room)
     return losses, lse, room
 
@@ -33,7 +35,7 @@ def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, mem
     per_token = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(dtype, torch.float32))
     # An upper bound: the plan must not be traced, or each number of tokens would be compiled again.
     settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    size = most_saved(hidden, weight.shape[0], settings, keep)
+    size = max_saved_elements(hidden, weight.shape[0], settings, keep)
     return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
 
 

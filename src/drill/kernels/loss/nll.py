@@ -24,7 +24,7 @@ from drill.kernels.loss.checks import IGNORED, check_head, check_targets
 from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.loss.chunked import chunked_nll
 from drill.kernels.loss.compile_op import compiled_nll
-from drill.kernels.runtime.checks import is_number, is_whole, one_of, require
+from drill.kernels.runtime.checks import is_integer, is_number, one_of, require
 from drill.kernels.runtime.dispatch import (
     Choice,
     compute_dtype,
@@ -167,7 +167,7 @@ def check_settings(
 
 
 def _whole(name: str, value: int) -> int:
-    whole = isinstance(value, torch.SymInt) or is_whole(value)
+    whole = isinstance(value, torch.SymInt) or is_integer(value)
     require(whole, "nll", name, "a whole number", value, TypeError)
     return value if isinstance(value, int | torch.SymInt) else operator.index(value)
 

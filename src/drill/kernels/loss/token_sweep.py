@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, Settings, fits_whole
+from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, Settings, fits_in_one_chunk
 from drill.kernels.loss.passes import target_column
 from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.runtime.autograd import require_plain_backward
@@ -72,7 +72,7 @@ def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings)
         return None
     if settings.dtype == torch.float16:
         return "gradients in float16 vanish unless backward scales them"
-    if fits_whole(hidden, weight.shape[0], settings):
+    if fits_in_one_chunk(hidden, weight.shape[0], settings):
         return "all logits fit"
     return None
 

@@ -156,7 +156,7 @@ def in_words(chosen: str, device: torch.device) -> str:
 def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
     """Why ``impl`` does not run on this device; None where it does."""
     if impl == "persistent":
-        obstacle = lstm_persistent.supported(device, w_hh.shape[1])
+        obstacle = lstm_persistent.unsupported_reason(device, w_hh.shape[1])
         return obstacle or triton_missing(device, torch.bfloat16)
     if device.type == "cuda" and torch.version.hip:
         return "it needs an NVIDIA GPU"

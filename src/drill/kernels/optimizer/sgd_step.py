@@ -1,4 +1,4 @@
-"""Clipping, weight decay, a step of SGD and the running average, in two launches for all tensors.
+"""Clipping, weight decay, a step of SGD and the running average, in two kernels.
 
 r = min(1, clip / (|g| + 1e-6));   w <- w - rate (r g + decay w);   a <- a + share (w - a)
 
@@ -48,7 +48,7 @@ class _Tensors(ctypes.Structure):
     )
 
 
-def supported(tensors: Sequence[Tensor]) -> str | None:
+def unsupported_reason(tensors: Sequence[Tensor]) -> str | None:
     """Why ``sgd_step`` cannot change these; None where it can."""
     if not tensors:
         return "there is no parameter"

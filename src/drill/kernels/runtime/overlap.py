@@ -64,7 +64,7 @@ def mark_start(stream: torch.cuda.Stream) -> None:
 
 
 def has_started() -> bool:
-    """Whether a recurrence has started in this scope."""
+    """Whether a recurrence has started in this scope, while a CUDA graph is captured."""
     scope = _scope.get()
     return scope is not None and scope.begin is not None
 

@@ -20,7 +20,7 @@ from drill.language_modeling.evaluation.perplexity import (
     Progress,
     Text,
     check_nan,
-    one_column,
+    single_stream,
 )
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
@@ -69,7 +69,7 @@ def cache_perplexity(
         Loss and perplexity of all predicted tokens.
     """
     check_cache_settings(window, [theta], [lamb])
-    data = one_column("cache_perplexity", model, ids)
+    data = single_stream("cache_perplexity", model, ids)
     vocabulary, pointer = _read(model, data, window, [theta], bptt, autocast, progress)
     losses = _mixed(vocabulary, pointer[0], lamb, (window, bptt) if published else None)
     check_nan("cache_perplexity", model, losses[:, None])
@@ -114,7 +114,7 @@ def cache_search(
     check_cache_settings(window, thetas, lambs)
     if not (thetas and lambs):
         raise ValueError("cache_search: there are no settings to try; give a theta and a lamb")
-    data = one_column("cache_search", model, ids, limit)
+    data = single_stream("cache_search", model, ids, limit)
     vocabulary, pointers = _read(model, data, window, thetas, bptt, autocast, progress)
     check_nan("cache_search", model, vocabulary[:, None])
     skipped = (window, bptt) if published else None

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from drill.language_modeling.evaluation.perplexity import Progress, Text, hidden_states, laid_out
+from drill.language_modeling.evaluation.perplexity import (
+    Progress,
+    Text,
+    check_and_batchify,
+    hidden_states,
+)
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
 
@@ -89,7 +94,7 @@ def calibration(
     Returns:
         Reliability bins, and the expected calibration error as ``ece``.
     """
-    data = laid_out("calibration", model, ids, batch_size)
+    data = check_and_batchify("calibration", model, ids, batch_size)
     total = data[1:].numel()
     # tokens, summed confidence, right ones; MPS has no float64
     sums = torch.zeros(3, bins, dtype=torch.float64)

@@ -3,7 +3,8 @@
     theta <- theta + lamb * decay * (theta0 - theta) - lr * grad / (MS + epsilon)
 
 after each segment, once its loss is counted: no token is predicted by weights that have seen it.
-MS and decay are gradient statistics of the training text (``gradient_statistics.py``).
+MS, the root mean square of a gradient, and decay are statistics of the training text
+(``gradient_statistics.py``).
 """
 
 import math
@@ -24,7 +25,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     trained,
 )
 from drill.language_modeling.evaluation.grid_search import Cell, Search, Settings, grid
-from drill.language_modeling.evaluation.perplexity import Perplexity, Progress, Text, one_column
+from drill.language_modeling.evaluation.perplexity import Perplexity, Progress, Text, single_stream
 from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
 
@@ -73,7 +74,7 @@ def dynamic_perplexity(
         Loss and perplexity of all predicted tokens.
     """
     check_dynamic_settings(lr, lamb, epsilon)
-    data = one_column("dynamic_perplexity", model, ids, limit)
+    data = single_stream("dynamic_perplexity", model, ids, limit)
     segments = list(evaluation_segments(len(data), bptt))
     statistics.check(model)
     named = trained(model)
@@ -150,7 +151,7 @@ def dynamic_search(
     Returns:
         All cells of the grid; ``best`` has the settings of the lowest loss.
     """
-    data = one_column("dynamic_search", model, ids, limit)
+    data = single_stream("dynamic_search", model, ids, limit)
     lrs = [rate * (bptt / 5) for rate in LRS] if lrs is None else lrs
     lambs = [lamb * (bptt / 5) for lamb in LAMBS] if lambs is None else lambs
     for lr in lrs:

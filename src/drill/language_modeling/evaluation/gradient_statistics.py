@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from drill.data import DataError, Segment, evaluation_segments
 from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.evaluation.perplexity import Progress, Text, laid_out
+from drill.language_modeling.evaluation.perplexity import Progress, Text, check_and_batchify
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import current_precision
@@ -119,7 +119,7 @@ def gradient_statistics(
     Returns:
         Root mean squares of the gradients of every trained parameter.
     """
-    data = laid_out("gradient_statistics", model, ids, batch_size)
+    data = check_and_batchify("gradient_statistics", model, ids, batch_size)
     segments = list(evaluation_segments(len(data), bptt))
     weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {bptt}s"
     precision = current_precision(data.device)
@@ -196,7 +196,7 @@ class GradientReader:
         self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in start)
         self.ids = data.new_empty((0, data.shape[1]))
         self.graphs: GraphRecorder | None = None
-        if cuda_graphs and model.layer.fixed_sizes and data.is_cuda:
+        if cuda_graphs and model.layer.static_shapes and data.is_cuda:
             self.graphs = GraphRecorder(data.device, instead="pass cuda_graphs=False")
         self.replays: dict[int, Callable[[], None] | None] = {}
 

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from drill.data import UNK
 from drill.errors import DataError, SettingsError
-from drill.language_modeling.evaluation.perplexity import Perplexity, Text, hidden_states, laid_out
+from drill.language_modeling.evaluation.perplexity import (
+    Perplexity,
+    Text,
+    check_and_batchify,
+    hidden_states,
+)
 from drill.language_modeling.new_words import extended
 from drill.language_modeling.run import LanguageModelRun
 from drill.models.language_model import LanguageModel
@@ -42,7 +47,7 @@ class WordScores:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutScores:
     """Scores of held-out words in a text.
 
     Attributes:
@@ -73,7 +78,7 @@ def score_held_out(
     batch_size: int,
     autocast: torch.dtype | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> HeldOut:
+) -> HeldOutScores:
     """Score the words that ``added`` has and ``run`` has not.
 
     Args:
@@ -83,7 +88,7 @@ def score_held_out(
     """
     options = {"bptt": run.settings.training["bptt"], "autocast": autocast}
     known, unknown = len(run.vocabulary), run.vocabulary.ids[UNK]
-    data = laid_out("score_held_out", added.model, ids, batch_size)
+    data = check_and_batchify("score_held_out", added.model, ids, batch_size)
     new = data[1:] >= known  # (rows - 1, B)
     if not new.any():
         raise DataError("no held-out word occurs in the text; score another split")
@@ -111,7 +116,7 @@ def score_held_out(
         done += len(where)
         if progress is not None:
             progress(done, 2 * new.numel())
-    return HeldOut(
+    return HeldOutScores(
         types=int(data[1:][new].unique().numel()),
         labels=as_labels.scores(),
         backoff=as_unknown.scores(),

@@ -91,7 +91,7 @@ def perplexity(
         Loss and perplexity, and how many tokens they are of.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
-    return evaluated(model, ids, **options, token_bytes=token_bytes, progress=progress)[0]
+    return evaluate_tokens(model, ids, **options, token_bytes=token_bytes, progress=progress)[0]
 
 
 def token_losses(
@@ -119,7 +119,7 @@ def token_losses(
     """
     options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
     return reading_order(
-        evaluated(model, ids, **options, progress=progress, name="token_losses")[1]
+        evaluate_tokens(model, ids, **options, progress=progress, name="token_losses")[1]
     )
 
 
@@ -129,7 +129,7 @@ def reading_order(losses: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluated(
+def evaluate_tokens(
     model: LanguageModel,
     ids: Text,
     *,
@@ -141,7 +141,7 @@ def evaluated(
     name: str = "perplexity",  # of the function, for errors
 ) -> tuple[Perplexity, Tensor, Tensor]:
     """The ``perplexity``, -log p of every predicted token and these tokens, (rows - 1, B)."""
-    data = laid_out(name, model, ids, batch_size)
+    data = check_and_batchify(name, model, ids, batch_size)
     rows, batch = data.shape
     found: list[Tensor] = []
     waiting: list[Tensor] = []  # hidden states whose losses are not computed yet
@@ -182,7 +182,7 @@ def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | Non
 # -- for all evaluations --------------------------------------------------------------------------
 
 
-def laid_out(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
+def check_and_batchify(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
     """Columns (rows, B), int64, on the model's device; DataError unless all ids are labels."""
     numbers = ids.cpu().numpy() if isinstance(ids, Tensor) else ids
     if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu":
@@ -203,11 +203,11 @@ def laid_out(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Ten
     return data.to(next(model.parameters()).device)
 
 
-def one_column(name: str, model: LanguageModel, ids: Text, limit: int | None = None) -> Tensor:
-    """(rows, 1), as ``laid_out``: a text with its first ``limit`` predicted tokens, or all."""
+def single_stream(name: str, model: LanguageModel, ids: Text, limit: int | None = None) -> Tensor:
+    """(rows, 1): a text, checked, with its first ``limit`` predicted tokens, or all."""
     if limit is not None and limit < 1:
         raise ValueError(f"{name}: limit must be at least 1, got {limit}")
-    data = laid_out(name, model, ids, 1)
+    data = check_and_batchify(name, model, ids, 1)
     if data.shape[1] != 1:
         raise DataError(f"{name}: ids must have shape (N,), got {data.shape[1]} columns")
     return data if limit is None else data[: limit + 1]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import IGNORED, check_head
 from drill.kernels.loss.nll import reduce_losses
-from drill.kernels.runtime.checks import is_number, is_whole, require
+from drill.kernels.runtime.checks import is_integer, is_number, require
 from drill.kernels.runtime.dispatch import must_not_wait
 from drill.layers.base import (
     LossOptions,
@@ -19,8 +19,8 @@ from drill.layers.base import (
     adversarial_delta,
     head_log_probs,
     head_nll,
+    nll_with_lowered_target,
     target_rows,
-    with_lowered_target,
 )
 from drill.layers.label_cache import LabelCache, frozen_labels, without_autocast
 from drill.layers.wrappers.base import Ranking, WrappingLayer, blockwise_nll
@@ -215,7 +215,7 @@ class AdaptiveSoftmax(WrappingLayer):
             delta = adversarial_delta(epsilon, mapped, target_rows(s.weight, targets))
             if s is head:
                 delta = delta * (cluster == 0)
-            return torch.stack([losses, with_lowered_target(losses, delta)], 1)
+            return torch.stack([losses, nll_with_lowered_target(losses, delta)], 1)
 
         head, *clusters = softmaxes
         losses = cost(head, context, in_head)
@@ -288,7 +288,7 @@ def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.M
 
 def _checked_cutoffs(name: str, cutoffs: Sequence[int], labels: int) -> tuple[int, ...]:
     ranks = list(cutoffs) if isinstance(cutoffs, Iterable) else []
-    valid = bool(ranks) and all(map(is_whole, ranks))
+    valid = bool(ranks) and all(map(is_integer, ranks))
     valid = valid and all(a < b for a, b in pairwise([0, *ranks, labels]))
     expected = f"a list of increasing whole numbers between 1 and {labels - 1}"
     require(valid, name, "cutoffs", expected, cutoffs)

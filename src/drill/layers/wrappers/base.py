@@ -17,7 +17,7 @@ from drill.layers.base import (
     MatrixLayer,
     NotFoldable,
     OutputLayer,
-    with_lowered_target,
+    nll_with_lowered_target,
 )
 
 MOST_ROWS = 256
@@ -75,8 +75,8 @@ class WrappingLayer(OutputLayer):
             "are encoded once"
         )
 
-    def check_start(self) -> None:
-        self.layer.check_start()
+    def warn_if_badly_initialised(self) -> None:
+        self.layer.warn_if_badly_initialised()
 
     def label_kernel_summary(self) -> list[str]:
         return self.layer.label_kernel_summary()
@@ -99,7 +99,7 @@ class ScoreLayer(WrappingLayer):
     lowers the score of a target. The loss takes a few tokens at a time: see ``blockwise_nll``.
     """
 
-    fixed_sizes = True
+    static_shapes = True
 
     copies: int
     """How many (N, V) tensors the scores and their gradient need at once."""
@@ -142,7 +142,7 @@ class ScoreLayer(WrappingLayer):
         losses = self._losses(inputs, weight, targets, options)
         with torch.no_grad():
             drop = self.score_drop(epsilon, inputs, weight, targets)
-        return losses, with_lowered_target(losses, drop)
+        return losses, nll_with_lowered_target(losses, drop)
 
     def _losses(
         self, inputs: tuple[Tensor, ...], weight: Tensor, targets: Tensor, options: LossOptions

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_operand
-from drill.kernels.runtime.checks import is_whole, require
+from drill.kernels.runtime.checks import is_integer, require
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_positive
 from drill.layers.label_source import placement
@@ -43,7 +43,7 @@ class DirectOutputConnection(Mixture):
         super().__init__(layer, dropout, locked)
         name = type(self).__name__
         self.widths = (layer.hidden_size,) if widths is None else tuple(widths)
-        whole = isinstance(experts, Iterable) and all(is_whole(x) and x >= 0 for x in experts)
+        whole = isinstance(experts, Iterable) and all(is_integer(x) and x >= 0 for x in experts)
         fits = whole and len(experts) == len(self.widths) and sum(experts) > 0
         expected = f"a number for each of the {len(self.widths)} states of the encoder"
         require(fits, name, "experts", expected, experts)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_operand
-from drill.kernels.runtime.checks import is_whole, require
+from drill.kernels.runtime.checks import is_integer, require
 from drill.layers.base import MatrixLayer, NotFoldable, adversarial_delta, target_rows
 from drill.layers.checks import check_bool, check_fraction, check_integer, check_positive
 from drill.layers.label_source import placement
@@ -55,7 +55,7 @@ class Mixtape(ScoreLayer):
     ) -> None:
         super().__init__(layer)
         name, V = type(self).__name__, layer.vocabulary_size
-        power = is_whole(experts) and experts >= 2 and experts & (experts - 1) == 0
+        power = is_integer(experts) and experts >= 2 and experts & (experts - 1) == 0
         require(power, name, "experts", "a power of two of at least 2", experts)
         self.experts = int(experts)
         if hidden_size is not None:

@@ -30,7 +30,7 @@ class Mixture(WrappingLayer):
     ``drill.kernels.mixture``.
     """
 
-    fixed_sizes = True
+    static_shapes = True
     experts: int  # K
 
     def __init__(self, layer: MatrixLayer, dropout: float, locked: bool) -> None:

@@ -19,8 +19,8 @@ from drill.layers.checks import check_integer, check_positive
 from drill.layers.label_source import placement
 from drill.layers.wrappers.base import ScoreLayer
 
-IDENTITY = math.log(math.expm1(1.0))
-"""softplus(IDENTITY) = 1."""
+SOFTPLUS_INVERSE_OF_ONE = math.log(math.expm1(1.0))
+"""softplus(SOFTPLUS_INVERSE_OF_ONE) = 1."""
 
 
 class PointwiseLayer(ScoreLayer):
@@ -118,7 +118,7 @@ class PiecewiseLinearSoftmax(PointwiseLayer):
 
     def transform(self, logits: Tensor) -> Tensor:
         width = 2 * self.limit / self.pieces
-        slopes = F.softplus(self.slopes.to(logits.dtype) + IDENTITY)  # (pieces,)
+        slopes = F.softplus(self.slopes.to(logits.dtype) + SOFTPLUS_INVERSE_OF_ONE)  # (pieces,)
         starts = width * (slopes.cumsum(0) - slopes) - self.limit  # f where each piece starts
         distance = logits + self.limit
         # Outside [-T, T] the first and the last piece go on; NaN stays NaN, but reads a slope.

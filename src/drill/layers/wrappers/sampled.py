@@ -17,7 +17,7 @@ from drill.layers.base import (
     MatrixLayer,
     OutputLayer,
     adversarial_delta,
-    with_lowered_target,
+    nll_with_lowered_target,
 )
 from drill.layers.checks import check_integer
 from drill.layers.wrappers.base import Ranking, WrappingLayer
@@ -113,7 +113,7 @@ class SampledSoftmax(WrappingLayer):
             return self.layer.checked_adversarial_nll(hidden, targets, epsilon, options)
         losses, context, rows = self._estimate(hidden, targets, options)
         delta = adversarial_delta(epsilon, context, rows).view(targets.shape)
-        return losses, with_lowered_target(losses, delta)
+        return losses, nll_with_lowered_target(losses, delta)
 
     def _estimate(
         self, hidden: Tensor, targets: Tensor, options: LossOptions
@@ -168,7 +168,7 @@ class SampledSoftmax(WrappingLayer):
 
     def _encode(self, ids: Tensor, check: bool) -> tuple[Tensor, Tensor]:
         """Encoded labels Y (R, k) and the row of each id in it: ``Y[place]`` are labels(ids)."""
-        if self.layer.holds_labels:
+        if self.layer.labels_are_cached:
             return self.layer.weight, ids
         rows, place = distinct(ids, self.vocabulary_size, wait=check)
         return self.layer.labels(rows, check=False), place

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from drill.models.transformer.fused_linear import Prepared, mapped
+from drill.models.transformer.fused_linear import Prepared, apply_linear
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values, each (B, H, S, d/H)."""
@@ -25,7 +25,7 @@ Append = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 later ones or None."""
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """softmax(q k^T / sqrt(d/H) + mask) v by PyTorch's fused kernels; without a mask, causal."""
     with _kernels(q, mask):
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
@@ -92,9 +92,9 @@ class SelfAttention(nn.Module):
         return self.output(seen) if with_output else seen
 
     def _seen(self, x: Tensor, mask: Tensor | None, ready: Prepared | None) -> Tensor:
-        q, k, v = _by_heads(mapped(self.query_key_value, x, ready), 3, self.heads)
+        q, k, v = _by_heads(apply_linear(self.query_key_value, x, ready), 3, self.heads)
         p = self.dropout if self.training else 0.0
-        return attended(q, k, v, mask, p).transpose(1, 2).flatten(2)
+        return fused_attention(q, k, v, mask, p).transpose(1, 2).flatten(2)
 
     def _step(self, x: Tensor, append: Append) -> Tensor:
         rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
@@ -139,10 +139,10 @@ class CrossAttention(nn.Module):
         ``source`` is the encoder's states (B, S, d), or their keys and values.
         """
         keys_values = self.keys_values(source) if isinstance(source, Tensor) else source
-        q = mapped(self.query, x, ready)
+        q = apply_linear(self.query, x, ready)
         q = q.view(*q.shape[:-1], self.heads, -1).transpose(1, 2)
         p = self.dropout if self.training else 0.0
-        seen = attended(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
+        seen = fused_attention(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
         return self.output(seen) if with_output else seen
 
 

@@ -22,7 +22,7 @@ from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import residual_norm
 from drill.layers.checks import hooked, only_weights_count
 from drill.models.transformer.attention import Append, CrossAttention, KeysValues, SelfAttention
-from drill.models.transformer.fused_linear import Prepared, mapped
+from drill.models.transformer.fused_linear import Prepared, apply_linear
 
 
 class FeedForward(nn.Module):
@@ -46,7 +46,7 @@ class FeedForward(nn.Module):
         p = self.dropout if self.training else 0.0
         weights = None if ready is None else ready.maps.get(self.inner)
         if ready is None or weights is None or weights.bias is None:
-            inside = F.dropout(mapped(self.inner, x, ready).relu(), p)
+            inside = F.dropout(apply_linear(self.inner, x, ready).relu(), p)
         else:
             seed = ready.seeds.get(self)
             inside = relu_dropout(x, weights.bias, p, x_map=weights, seed=seed, impl="triton")

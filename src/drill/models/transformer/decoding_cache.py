@@ -9,7 +9,7 @@ STEPS_AT_ONCE = 32
 """Memory is allocated for so many steps at a time; a copy at every step would cost more."""
 
 
-class Cache:
+class KeyValueCache:
     """Keys and values of K hypotheses for each of B sentences, after ``length`` steps.
 
     Those of the source exist once per sentence, whatever K is. If hooks may set the weights that
@@ -42,7 +42,7 @@ class Cache:
         self._to_come: Tensor | None = None  # (1, 1, 1, room), -inf at steps after this one
         if room is not None:
             self.length = torch.zeros(1, dtype=torch.int64, device=mask.device)
-            self.make_room(room)
+            self.reserve(room)
 
     @property
     def sentences(self) -> int:
@@ -52,7 +52,7 @@ class Cache:
     def room(self) -> int:
         return 0 if self._cached is None else self._cached.shape[0]
 
-    def make_room(self, steps: int) -> None:
+    def reserve(self, steps: int) -> None:
         """Allocate memory for so many steps in all and copy the cached ones."""
         rows = self.sentences * self.hypotheses
         shape = (steps - self.room, len(self.source), 2, rows, *self.like.shape)
@@ -70,8 +70,8 @@ class Cache:
         """
         if step.requires_grad:
             raise RuntimeError(
-                "Cache: steps are written in place and have no gradient; decode step by step under "
-                "torch.no_grad(), or all at once to train"
+                "KeyValueCache: steps are written in place and have no gradient; decode step by "
+                "step under torch.no_grad(), or all at once to train"
             )
         if isinstance(self.length, Tensor):
             assert self._cached is not None
@@ -83,7 +83,7 @@ class Cache:
                 self._to_come = zeros.masked_fill_(later, -torch.inf)
         else:
             if self.length == self.room:
-                self.make_room(self.room + STEPS_AT_ONCE)
+                self.reserve(self.room + STEPS_AT_ONCE)
             assert self._cached is not None
             cached = self._cached[: self.length + 1, layer]  # (length + 1, 2, B*K, H, d/H)
             cached[-1] = step

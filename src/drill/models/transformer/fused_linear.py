@@ -53,18 +53,16 @@ def prepared(
     )
 
 
-def mapped(linear: nn.Linear, x: Tensor, ready: Prepared | None) -> Tensor:
+def apply_linear(linear: nn.Linear, x: Tensor, ready: Prepared | None) -> Tensor:
     """linear(x); with ``ready`` the gradients of its weights are in their own dtype."""
     weights = None if ready is None else ready.maps.get(linear)
     return linear(x) if weights is None else product(x, weights)
 
 
-def mapped_together(
-    maps: Sequence[nn.Linear], x: Tensor, ready: Prepared | None
-) -> Sequence[Tensor]:
-    """``mapped`` for several maps of one x, by one product if kernels read all of them."""
+def apply_linears(maps: Sequence[nn.Linear], x: Tensor, ready: Prepared | None) -> Sequence[Tensor]:
+    """``apply_linear`` for several maps of one x, by one product if kernels read all of them."""
     weights = [] if ready is None else [ready.maps.get(each) for each in maps]
     read = [each for each in weights if each is not None and each.bias is not None]
     if not read or len(read) < len(maps):
-        return [mapped(each, x, ready) for each in maps]
+        return [apply_linear(each, x, ready) for each in maps]
     return products(x, read)

@@ -21,8 +21,8 @@ from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, Su
 from drill.layers.checks import check_fraction, check_integer
 from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream
-from drill.models.transformer.decoding_cache import Cache
-from drill.models.transformer.fused_linear import Prepared, mapped_together, prepared
+from drill.models.transformer.decoding_cache import KeyValueCache
+from drill.models.transformer.fused_linear import Prepared, apply_linears, prepared
 from drill.models.transformer.inputs import additive_mask, check_ids, common_width, sinusoids
 
 Norm = Literal["pre", "post"]
@@ -216,13 +216,13 @@ class Transformer(nn.Module):
 
     # -- step by step -------------------------------------------------------------------------
 
-    def start(self, memory: Memory, hypotheses: int = 1, room: int | None = None) -> Cache:
+    def start(self, memory: Memory, hypotheses: int = 1, room: int | None = None) -> KeyValueCache:
         """The cache of ``step``.
 
         Args:
             memory: from ``encode``.
             hypotheses: K, of every sentence.
-            room: allocates so many steps at once, at a fixed address: see ``Cache``.
+            room: allocates so many steps at once, at a fixed address: see ``KeyValueCache``.
 
         Returns:
             The cache, before the first step.
@@ -234,9 +234,9 @@ class Transformer(nn.Module):
             for block in self.decoder
         ]
         like = states.new_empty((heads, self.output_size // heads), dtype=compute_dtype(states))
-        return Cache(source, memory.mask, hypotheses, like, room)
+        return KeyValueCache(source, memory.mask, hypotheses, like, room)
 
-    def step(self, ids: Tensor, cache: Cache) -> Tensor:
+    def step(self, ids: Tensor, cache: KeyValueCache) -> Tensor:
         """Read the next id of every hypothesis.
 
         As ``decode`` of all ids so far at the last position, up to rounding. For evaluation: the
@@ -288,7 +288,7 @@ class Transformer(nn.Module):
         """Of encoder states, for every block whose call does nothing to its weights."""
         blocks = [block for block in self.decoder if not block.waits_for_its_call()]
         attentions = [block.source_attention for block in blocks]
-        found = mapped_together([each.key_value for each in attentions], states, ready)
+        found = apply_linears([each.key_value for each in attentions], states, ready)
         keys_values = (each.by_heads(own) for each, own in zip(attentions, found, strict=True))
         return dict(zip(blocks, keys_values, strict=True))
 

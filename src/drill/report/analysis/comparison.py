@@ -45,7 +45,7 @@ NEAREST = 5
 """Labels that are listed next to a label."""
 
 
-class Compared:
+class RunComparison:
     """Collects the test losses of runs, their calibration and labels, and generated samples.
 
     Args:

@@ -11,7 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from drill.language_modeling.evaluation.perplexity import Progress, Text, hidden_states, laid_out
+from drill.language_modeling.evaluation.perplexity import (
+    Progress,
+    Text,
+    check_and_batchify,
+    hidden_states,
+)
 from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
@@ -62,7 +67,7 @@ def log_prob_rank(
     Returns:
         The rank by two tolerances, and its bound for one softmax.
     """
-    data = laid_out("log_prob_rank", model, ids, batch_size)
+    data = check_and_batchify("log_prob_rank", model, ids, batch_size)
     layer = deepcopy(model.layer).double().eval()
     V, tokens = layer.vocabulary_size, (data.shape[0] - 1) * data.shape[1]
     gram = torch.zeros(V, V, dtype=torch.float64, device=data.device)

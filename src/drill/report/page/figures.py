@@ -126,7 +126,7 @@ def css_classes(colour: int, dash: int) -> str:
     return f"c{colour % COLOURS} d{dash % DASHES}"
 
 
-def looks(groups: Iterable[Sequence[str]]) -> dict[str, str]:
+def assign_styles(groups: Iterable[Sequence[str]]) -> dict[str, str]:
     """CSS classes: a colour for each group of names and a dash for each name in it.
 
     No two names look alike while there are unused colours and dashes.
@@ -143,11 +143,13 @@ def looks(groups: Iterable[Sequence[str]]) -> dict[str, str]:
     return found
 
 
-def run_looks(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, str]:
+def run_styles(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, str]:
     """A colour per recipe, a dash per seed; then other names."""
     groups = [[run.name for run in group] for group in grouped(runs).values()]
     names = {run.name for run in runs}
-    return looks([*groups, *([name] for name in dict.fromkeys(others) if name not in names)])
+    return assign_styles(
+        [*groups, *([name] for name in dict.fromkeys(others) if name not in names)]
+    )
 
 
 # -- curves ---------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def epochs_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
 
 
 def training_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
-    """Training perplexity by epoch, between two rows of training loss."""
+    """Training perplexity by epoch; a point covers the steps since the one before."""
     return _line_figure(
         "Training perplexity by epoch",
         ("epoch", "training perplexity"),

@@ -18,13 +18,13 @@ from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page.figures import (
     Curve,
+    assign_styles,
     bands_figure,
     changes_figure,
     epochs_figure,
-    looks,
     norm_figures,
     reliability_figure,
-    run_looks,
+    run_styles,
     time_figure,
     training_figure,
 )
@@ -109,7 +109,7 @@ def write_report(
     found = read_runs(runs)
     rows = [(str(path), ledger.read(path)) for path in ledgers]
     samples = samples or {}
-    look = run_looks(found, [*(name for text in texts for name in text.models), *samples])
+    look = run_styles(found, [*(name for text in texts for name in text.models), *samples])
     faults = [each for run in found for each in (*run.faults, *run.remarks)]
     trained = [*by_corpus([run for run in found if run.curve]).items()]
     several = [run for run in found if sum(each.done > 0 for each in run.validations) > 1]
@@ -314,7 +314,7 @@ def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
             groups = grouped(results)
             labels = group_labels(groups)
             curves = {labels[key]: [Curve.of_row(row) for row in groups[key]] for key in groups}
-            look = looks([name] for name in curves)
+            look = assign_styles([name] for name in curves)
             devices = [row.device for row in results if row.device]
             yield "heading", corpus or "unknown corpus"
             yield "figure", epochs_figure(curves, look)

@@ -93,7 +93,7 @@ def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:
     return list(found.values())
 
 
-def paired(rows: Sequence[Evaluation], kind: str) -> Pair | None:
+def last_pair(rows: Sequence[Evaluation], kind: str) -> Pair | None:
     """Validation and test with the same settings: the last such pair, else the last row alone."""
     groups: dict[str, dict[Any, Evaluation]] = {}
     for row in rows:

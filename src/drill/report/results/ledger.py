@@ -70,7 +70,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedJob:
     """A job of a study that ended without a result."""
 
     name: str  # of the run
@@ -82,8 +82,8 @@ class Failed:
     recorded: str
 
 
-AnyRow = Row | Evaluated | Failed
-KINDS: Mapping[str, type[AnyRow]] = {"result": Row, "evaluation": Evaluated, "failed": Failed}
+AnyRow = Row | Evaluated | FailedJob
+KINDS: Mapping[str, type[AnyRow]] = {"result": Row, "evaluation": Evaluated, "failed": FailedJob}
 
 
 def record(
@@ -129,7 +129,7 @@ def record(
     return _merged([*same, *added])[-1]
 
 
-def record_failure(failed: Failed, ledger_path: Path | str) -> None:
+def record_failure(failed: FailedJob, ledger_path: Path | str) -> None:
     """Append a failed job to a ledger."""
     with _locked(Path(ledger_path)) as handle:
         _append(Path(ledger_path), handle, [failed])
@@ -147,9 +147,9 @@ def read(ledger: Path | str) -> list[Row]:
     return _merged(_read_all(Path(ledger)))
 
 
-def read_failures(ledger: Path | str) -> list[Failed]:
+def read_failures(ledger: Path | str) -> list[FailedJob]:
     """The failed jobs of a ledger, oldest first."""
-    return [row for row in _read_all(Path(ledger)) if isinstance(row, Failed)]
+    return [row for row in _read_all(Path(ledger)) if isinstance(row, FailedJob)]
 
 
 def _merged(rows: Sequence[AnyRow]) -> list[Row]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
-from drill.report.results.evaluations import ADAPTIVE, paired
+from drill.report.results.evaluations import ADAPTIVE, last_pair
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
 from drill.report.results.run_files import as_finite
@@ -115,12 +115,12 @@ def recipes_table(results: Sequence[Result]) -> Table:
 def evaluations_table(results: Sequence[Result]) -> Table:
     """Perplexities of dynamic evaluation and of the cache.
 
-    Both of a row have the same weights and settings; see ``paired``.
+    Both of a row have the same weights and settings; see ``last_pair``.
     """
     rows = []
     for each in results:
         for kind in ADAPTIVE:
-            if (pair := paired(each.evaluations, kind)) is None:
+            if (pair := last_pair(each.evaluations, kind)) is None:
                 continue
             valid, test = (
                 numbers.perplexity(as_finite((found or {}).get("perplexity"))) for found in pair

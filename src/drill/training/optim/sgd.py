@@ -34,7 +34,7 @@ class FusedSgd(ScheduledOptimizer):
     def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         super().setup(named)
         trained = list(self.parameters.values())
-        self._blocker = sgd_step.supported(trained)
+        self._blocker = sgd_step.unsupported_reason(trained)
         self._fused = self._blocker is None
         groups = len(self._begun().param_groups)
         # Of each group: rate and share of the average.

@@ -77,7 +77,7 @@ class Beam:
         self.ended.copy_(_take(torch.cat([self.ended, self.written], 1), order))
         return parent
 
-    def settle(self, n_best: int) -> None:
+    def mark_done(self, n_best: int) -> None:
         """Find whose best is known, and go on to the next token.
 
         log p only falls, so what grows scores at most as if it were to end now or at the limit

@@ -151,7 +151,7 @@ def searched(
     return [found[place] for place in range(len(found))]
 
 
-class Writable:
+class TokenMask:
     """Masks labels: some are never generated, and at the limit only <eos> is."""
 
     def __init__(self, model: Translator, decoding: Decoding) -> None:

@@ -15,7 +15,7 @@ from drill.translation.search.decoding import (
     Hypothesis,
     Progress,
     Sources,
-    Writable,
+    TokenMask,
     searched,
 )
 from drill.translation.search.output_head import Head
@@ -88,7 +88,7 @@ def _drawn(
     top_p: float | None,
 ) -> dict[int, list[Hypothesis]]:
     device, (_, K, L) = batch.source.device, u.shape
-    transformer, writable = model.transformer, Writable(model, decoding)
+    transformer, writable = model.transformer, TokenMask(model, decoding)
     cache = transformer.start(transformer.encode(batch.source), K)
     limit = torch.tensor(batch.limits, device=device)
     written = torch.full_like(u, decoding.eos, dtype=torch.int64)

@@ -22,7 +22,7 @@ from drill.translation.search.decoding import (
     Hypothesis,
     Progress,
     Sources,
-    Writable,
+    TokenMask,
     searched,
 )
 from drill.translation.search.output_head import Head, encoded_once
@@ -30,20 +30,20 @@ from drill.translation.search.sampling import sample
 
 __all__ = ["Decoding", "Hypothesis", "beam_search", "encoded_once", "greedy", "sample"]
 
-LEAVE_AT = 8
+DROP_DONE_AT = 8
 """Sentences that are done leave the batch when they are one in so many: leaving copies the rest."""
 
-LEAVE_REPLAY_AT = 2
+DROP_DONE_REPLAY_AT = 2
 """The same for CUDA graphs: what is left needs a new one, which takes as long as some tokens."""
 
-LOOK_EVERY = 8
+CHECK_DONE_EVERY = 8
 """Tokens between two looks at what is done, for CUDA graphs: a look waits for the device."""
 
-TURNS = 2
+STEPS_PER_GRAPH = 2
 """Tokens in one CUDA graph: a beam is reordered between two halves of its memory, so after two
 tokens all is where it was."""
 
-FIRST_ROOM = 64
+INITIAL_CAPACITY = 64
 """Tokens there is room for at first in a CUDA graph: twice as many when they are used up."""
 
 
@@ -123,13 +123,17 @@ def _search(
     graphs: GraphRecorder | None,
 ) -> dict[int, list[Hypothesis]]:
     device, last = batch.source.device, max(batch.limits)
-    room = None if graphs is None else min(FIRST_ROOM, -(-(last + TURNS) // ALIGNED) * ALIGNED)
-    transformer, writable = model.transformer, Writable(model, decoding)
+    room = (
+        None
+        if graphs is None
+        else min(INITIAL_CAPACITY, -(-(last + STEPS_PER_GRAPH) // ALIGNED) * ALIGNED)
+    )
+    transformer, writable = model.transformer, TokenMask(model, decoding)
     cache = transformer.start(transformer.encode(batch.source), K, room)
     weight = transformer.target_embedding.weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     # A replay may write some tokens past the last; nothing grows there, but it takes room.
-    beam = Beam.fresh(batch, K, decoding.eos, alpha, last + TURNS, dtype)
+    beam = Beam.fresh(batch, K, decoding.eos, alpha, last + STEPS_PER_GRAPH, dtype)
     ids = torch.full((len(batch.places) * K,), decoding.bos, device=device)
     first = torch.arange(len(batch.places), device=device)[:, None] * K  # row of each sentence
 
@@ -138,13 +142,13 @@ def _search(
         log_p = head(transformer.step(ids, cache)).unflatten(0, (-1, K))  # (b, K, V)
         at_limit = beam.limit == beam.number.index + 1 if ending else None
         parent = beam.advance(writable(log_p, at_limit), decoding.eos)
-        beam.settle(n_best)
+        beam.mark_done(n_best)
         if K > 1:
             cache.reorder((first[: len(parent)] + parent).flatten())
         ids.copy_(beam.last().flatten())
 
     def turns() -> None:
-        for _ in range(TURNS):
+        for _ in range(STEPS_PER_GRAPH):
             turn()
 
     found: dict[int, list[Hypothesis]] = {}
@@ -155,19 +159,19 @@ def _search(
         if graphs is None:
             length += 1
             turn(length in batch.limits)
-        elif moved or length + TURNS > cache.room:
-            if length + TURNS > cache.room:
-                cache.make_room(max(length + TURNS, 2 * cache.room))
+        elif moved or length + STEPS_PER_GRAPH > cache.room:
+            if length + STEPS_PER_GRAPH > cache.room:
+                cache.reserve(max(length + STEPS_PER_GRAPH, 2 * cache.room))
             graphs.warm_up(turn)
             length += 1
             moved, replayed = False, None
         else:
             replayed = replayed or graphs.record(turns)
             replayed()
-            length += TURNS
+            length += STEPS_PER_GRAPH
         if length < min(look, last):
             continue
-        look = length + (1 if graphs is None else LOOK_EVERY)
+        look = length + (1 if graphs is None else CHECK_DONE_EVERY)
         going, wrong = torch.stack([(~beam.done).sum(), beam.number.wrong[0]]).tolist()
         if wrong:
             raise FloatingPointError(
@@ -177,7 +181,7 @@ def _search(
         if going == 0:
             break
         done = len(beam.done) - going
-        if done * (LEAVE_AT if graphs is None else LEAVE_REPLAY_AT) >= len(beam.done):
+        if done * (DROP_DONE_AT if graphs is None else DROP_DONE_REPLAY_AT) >= len(beam.done):
             found |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
             stay = (~beam.done).nonzero()[:, 0]
             beam, moved = beam.select(stay), True

@@ -46,7 +46,7 @@ def _room(index: int) -> int | str:
         return str(error)
 
 
-def supported(device: torch.device, hidden: int) -> str | None:
+def unsupported_reason(device: torch.device, hidden: int) -> str | None:
     """Why this device cannot run it at this size; None if it can."""
     if obstacle := hopper_missing(device):
         return obstacle

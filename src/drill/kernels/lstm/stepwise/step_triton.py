@@ -167,7 +167,7 @@ def advance(
     offset: int,
     hidden: int,
 ) -> None:
-    """One step forward, ``offset`` behind the table's step."""
+    """One step forward: step ``offset`` after the table's step."""
     batch, padded = now.shape
     grid = (batch, triton.cdiv(padded, _UNITS))
     kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
@@ -184,7 +184,7 @@ def retreat(
     offset: int,
     hidden: int,
 ) -> None:
-    """One step backward, ``offset`` behind the table's step: it is negative or 0."""
+    """One step backward, at the table's step plus ``offset``, which is negative or 0."""
     batch, padded = dc.shape
     grid = (batch, triton.cdiv(padded, _UNITS))
     kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
