@@ -96,7 +96,7 @@ def exists(name: str) -> bool:
 
 def test_names_of_code_exist():
     """`drill.x.y` and `path/file.py` in pages and docstrings; the log has names of its time."""
-    folders = ("src", "tests", "bench", "studies")
+    folders = ("src", "tests", "bench", "studies", "docs")
     files = [
         f"/{path.relative_to(ROOT)}" for name in folders for path in (ROOT / name).rglob("*.*")
     ]

@@ -232,7 +232,7 @@ def with_unused(embedding):
 
 
 def test_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypatch, caplog):
-    monkeypatch.setattr(sgd_step, "supported", lambda tensors: None)  # as on a GPU
+    monkeypatch.setattr(sgd_step, "unsupported_reason", lambda tensors: None)  # as on a GPU
     with caplog.at_level("INFO", logger="drill"):
         _, losses, step = run(RecordedSteps, Asgd(), layer=with_unused)
     assert step.blocker == "layer.unused has no gradient"
