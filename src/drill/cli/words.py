@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,11 +77,10 @@ def words(
         raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
     added = load_language_model(run, weights, device).add_words(new)
     if score is None:
-        for word in new:
-            nearest = _nearest(added, word)
+        for word, nearest in _nearest(added, new) if as_json or not quiet else ():
             if as_json:
                 typer.echo(json.dumps({"word": word, "nearest": nearest}, ensure_ascii=False))
-            elif not quiet:
+            else:
                 typer.echo(f"{word}: nearest {', '.join(nearest)}")
     if out is not None:
         added.save(out)
@@ -110,15 +110,16 @@ def _read(file: Path) -> dict[str, str]:
     return found
 
 
-def _nearest(run: "LanguageModelRun", word: str) -> list[str]:
-    """The words whose vectors have the highest cosine to its own."""
+def _nearest(run: "LanguageModelRun", words: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each word, and those whose vectors have the highest cosine to its own."""
     from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 
     vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
     assert vectors is not None  # add_words has checked that there is a label matrix
     name = run.vocabulary.words.__getitem__
-    found = nearest_labels(vectors, run.vocabulary.ids[word], name, top=NEAREST)
-    return [each for each, _ in found.embedding]
+    for word in words:
+        found = nearest_labels(vectors, run.vocabulary.ids[word], name, top=NEAREST)
+        yield word, [each for each, _ in found.embedding]
 
 
 def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:

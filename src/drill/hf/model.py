@@ -1,6 +1,8 @@
 """The classes of models and configs with a layer attached: subclasses of the stock ones."""
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
@@ -28,6 +30,19 @@ INNER = "inner"  # the matrix layer that a layer wraps, as in recipes
 MODEL_TYPE = "drill"
 """What ``config.json`` says, so that without drill nothing reads the checkpoint as a stock model.
 In memory a config has the type of its stock class, by which libraries look up what they need."""
+
+
+@contextmanager
+def heads_with(heads: list[Head], **attributes: Any) -> Iterator[None]:
+    """A block in which heads have these attributes; after it those of their class again."""
+    for head in heads:
+        vars(head).update(attributes)
+    try:
+        yield
+    finally:
+        for head in heads:
+            for name in attributes:
+                del vars(head)[name]
 
 
 class AttachedModel(Stock):
@@ -90,13 +105,8 @@ class AttachedModel(Stock):
     ) -> tuple[Tensor, Any]:
         """The sum of the losses without logits in memory, and the output of the stock forward."""
         captured: list[Tensor] = []
-        for head in heads:
-            head.captured = captured
-        try:
+        with heads_with(heads, captured=captured):
             output = super().forward(*args, **kwargs)
-        finally:
-            for head in heads:
-                head.captured = None
         softcap, logit_bias = logit_postprocessing(self)
         losses = self.get_output_embeddings()(
             captured[0],
@@ -148,14 +158,8 @@ class AttachedModel(Stock):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         head = self.get_output_embeddings()
         trained = {parameter: parameter.requires_grad for parameter in head.parameters()}
-        heads = self.heads()
-        for each in heads:
-            each.resizing = True
-        try:
+        with heads_with(self.heads(), resizing=True):
             embedding = super().resize_token_embeddings(*args, **kwargs)
-        finally:
-            for each in heads:
-                each.resizing = False
         for parameter, requires_grad in trained.items():
             parameter.requires_grad_(requires_grad)  # stock code sets them all alike
         head.share(self.get_submodule(self.label_embedding))

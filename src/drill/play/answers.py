@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from drill.models.encoder import State
 from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 from drill.report.page.figures import COLOURS, css_classes
 from drill.report.page.page import corpus_of
-from drill.report.results.runs import distinct_names, is_run, read_run
+from drill.report.results.runs import RunSummary, distinct_names, is_run, read_run
 from drill.training.precision import evaluating
 from drill.translation.run import TranslationRun
 from drill.translation.translate import translate
@@ -378,7 +378,7 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
     for path in [*first, *others]:
         if len(runs) == MAX_CURVES:
             break
-        run, n = read_run(path), places[path]
+        run, n = _read_again(path, _changed(path)), places[path]
         if path in first or not first:
             corpora.add(corpus_of(run))
         elif corpus_of(run) not in corpora:  # perplexities of other texts do not compare
@@ -396,6 +396,12 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
             }
         )
     return {"runs": runs}
+
+
+@lru_cache(maxsize=256)
+def _read_again(path: Path, _: float) -> RunSummary:
+    """A run, read when it has changed: the page asks every two seconds."""
+    return read_run(path)
 
 
 def _changed(path: Path) -> float:
