@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ class Head(nn.Module):
     @property
     def matrix(self) -> MatrixLayer:
         """The layer, or the matrix layer that it wraps."""
-        return self.layer if isinstance(self.layer, MatrixLayer) else self.layer.layer
+        return cast(MatrixLayer, self.layer.matrix)
 
     def share(self, embedding: nn.Module) -> None:
         """Encode the rows of this embedding, the one that the model has now."""

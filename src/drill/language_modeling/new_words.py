@@ -11,7 +11,7 @@ from typing import Any
 from drill.data import Vocabulary, WordFeatures, WordNet
 from drill.data.text.word_features import GLOSS
 from drill.errors import DataError, SettingsError
-from drill.layers import FeatureBags, MatrixLayer, WrappingLayer
+from drill.layers import FeatureBags
 from drill.layers.base import resize_entries
 from drill.layers.label_source import resize_rows
 from drill.models.language_model import LanguageModel
@@ -22,9 +22,8 @@ def new_words_blocker(model: LanguageModel) -> str | None:
     source, layer = model.encoder.embedding, model.layer
     if not isinstance(source, FeatureBags):
         return "every word has a row of a table (labels.source)"
-    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
-    if not isinstance(matrix, MatrixLayer) or matrix.embedding is not source:
-        return f"{type(matrix).__name__} has a matrix of its own"
+    if layer.matrix is None or layer.matrix.embedding is not source:
+        return f"{type(layer.matrix or layer).__name__} has a matrix of its own"
     return None
 
 

@@ -75,6 +75,11 @@ class OutputLayer(nn.Module, abc.ABC):
     def vocabulary_size(self) -> int:
         """V, the number of labels."""
 
+    @property
+    def matrix(self) -> "MatrixLayer | None":
+        """The layer with the label matrix: this one, or the one that it wraps; None without one."""
+        return None
+
     @abc.abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every label.
@@ -299,6 +304,10 @@ class MatrixLayer(OutputLayer):
     @property
     def vocabulary_size(self) -> int:
         return label_count(self.embedding)
+
+    @property
+    def matrix(self) -> "MatrixLayer":
+        return self
 
     @property
     def label_weight(self) -> Tensor:

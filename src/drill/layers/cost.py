@@ -36,7 +36,6 @@ from drill.layers import (
     SigSoftmax,
     SoftcappedSoftmax,
     TiedSoftmax,
-    WrappingLayer,
     placement,
 )
 
@@ -69,7 +68,7 @@ class Cost:
 def cost(layer: OutputLayer, tokens: int) -> Cost:
     """The cost of ``layer`` for ``tokens`` hidden states; the layer is copied first."""
     layer = copy.deepcopy(layer).to("meta").train()
-    matrix = _matrix_layer(layer)
+    matrix = cast(MatrixLayer, layer.matrix)
     if isinstance(matrix, DeepResidual):
         matrix.impl = "reference"  # the products are the same, and the meta device has no Triton
     dtype = placement(matrix.embedding)["dtype"]
@@ -130,7 +129,7 @@ def zipf_counts(layer: AdaptiveSoftmax, tokens: int) -> list[int]:
 
 def _encoded(layer: OutputLayer) -> object:
     """What ``cached_labels`` computes once."""
-    labels = _matrix_layer(layer).labels()
+    labels = cast(MatrixLayer, layer.matrix).labels()
     return layer.softmaxes(labels) if isinstance(layer, AdaptiveSoftmax) else labels
 
 
@@ -148,15 +147,9 @@ def _loss(layer: OutputLayer, hidden: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(losses).sum()
 
 
-def _matrix_layer(layer: OutputLayer) -> MatrixLayer:
-    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
-    assert isinstance(matrix, MatrixLayer)
-    return matrix
-
-
 def own_parameters(layer: OutputLayer) -> int:
     """Parameters of a layer without the embedding, which the model shares."""
-    matrix = _matrix_layer(layer)
+    matrix = cast(MatrixLayer, layer.matrix)
     embedding = cast(nn.Module, matrix.embedding)
     shared = [] if isinstance(matrix, FullSoftmax) else list(embedding.parameters())
     return sum(

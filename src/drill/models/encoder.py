@@ -16,7 +16,6 @@ from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.layers.deep_residual import DeepResidual
 from drill.layers.label_source import LabelSource
-from drill.layers.wrappers.base import WrappingLayer
 
 State = tuple[tuple[Tensor, ...], ...]
 """The recurrent state that one batch passes to the next: the tensors of each layer."""
@@ -87,7 +86,7 @@ class Encoder(nn.Module, abc.ABC):
 
 def input_encoder(layer: OutputLayer) -> DeepResidual | None:
     """The label encoder that embeds the input words, too; None if they are rows of E."""
-    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
+    matrix = layer.matrix
     encodes = isinstance(matrix, DeepResidual) and matrix.apply_to != "output"
     return cast(DeepResidual, matrix) if encodes else None
 

@@ -45,6 +45,10 @@ class WrappingLayer(OutputLayer):
         return self.layer.vocabulary_size
 
     @property
+    def matrix(self) -> MatrixLayer:
+        return self.layer
+
+    @property
     def label_weight(self) -> Tensor:
         """E, (V, d): the wrapped layer's."""
         return self.layer.label_weight

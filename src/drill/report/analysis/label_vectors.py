@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.language_modeling.evaluation.frequency_bands import EDGES, CountRange, band_ends
-from drill.layers import LabelSource, MatrixLayer, OutputLayer, label_source
-from drill.layers.wrappers.base import WrappingLayer
+from drill.layers import LabelSource, OutputLayer, label_source
 
 Neighbour = tuple[str, float]
 """A label and its cosine."""
@@ -59,10 +58,10 @@ def label_vectors(embedding: nn.Embedding | LabelSource, layer: OutputLayer) -> 
     Returns:
         None for a layer without a label matrix.
     """
-    matrix = layer.layer if isinstance(layer, WrappingLayer) else layer
-    if not isinstance(matrix, MatrixLayer):
+    if layer.matrix is None:
         return None
-    return LabelVectors(label_source.label_vectors(embedding).detach(), matrix.weight.detach())
+    weight = layer.matrix.weight.detach()
+    return LabelVectors(label_source.label_vectors(embedding).detach(), weight)
 
 
 def nearest_labels(
