@@ -155,6 +155,7 @@ def test_a_paste_of_10_mb_is_an_error_on_the_page(place, serve, opened):
 
 def test_a_translator_by_keyboard(pairs_place, serve, opened):
     page = opened(serve(pairs_place, "runs/tiny"))
+    page.locator("#translate").wait_for()  # its panel opens when the runs are known
     page.locator("#tab-translate").focus()
     page.keyboard.press("Tab")
     page.keyboard.type("a b c")
