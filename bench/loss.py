@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Step, fastest, measure
-from setting import IGNORED, SIZES, Head, Setting, head, parser, settings, training_step
+from setting import IGNORE_INDEX, SIZES, Head, Setting, head, parser, settings, training_step
 from torch import Tensor
 
 from drill.kernels.loss.nll import nll
@@ -21,7 +21,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
-    return F.cross_entropy(F.linear(hidden, weight, bias), targets, ignore_index=IGNORED)
+    return F.cross_entropy(F.linear(hidden, weight, bias), targets, ignore_index=IGNORE_INDEX)
 
 
 def compiled() -> Loss:
@@ -32,14 +32,14 @@ def compiled() -> Loss:
 def torch_chunked(**options: Any) -> Loss:
     chosen = torch.nn.LinearCrossEntropyOptions(**options) if options else None
     return lambda hidden, weight, targets, bias: F.linear_cross_entropy(
-        hidden, weight, targets, linear_bias=bias, ignore_index=IGNORED, options=chosen
+        hidden, weight, targets, linear_bias=bias, ignore_index=IGNORE_INDEX, options=chosen
     )
 
 
 def liger(**options: Any) -> Loss:
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    return partial(liger_fused_linear_cross_entropy, ignore_index=IGNORED, **options)
+    return partial(liger_fused_linear_cross_entropy, ignore_index=IGNORE_INDEX, **options)
 
 
 def cut(**options: Any) -> Loss:
@@ -50,7 +50,7 @@ def cut(**options: Any) -> Loss:
         if torch.is_autocast_enabled(hidden.device.type):
             hidden, weight = (x.to(torch.bfloat16) for x in (hidden, weight))
         more = options if bias is None else {"bias": bias, **options}
-        return linear_cross_entropy(hidden, weight, targets, ignore_index=IGNORED, **more)
+        return linear_cross_entropy(hidden, weight, targets, ignore_index=IGNORE_INDEX, **more)
 
     return loss
 
@@ -63,7 +63,7 @@ def cut_takes_bias() -> bool:
 
 def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Callable[[], Loss]]:
     """Every implementation by name, imported when called."""
-    ours = partial(partial, nll, ignore_index=IGNORED)
+    ours = partial(partial, nll, ignore_index=IGNORE_INDEX)
     found: dict[str, Callable[[], Loss]] = {
         f"drill {impl}": partial(ours, impl=impl)
         for impl in ("reference", "chunked", "triton", "auto")

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Row, Step, measure
-from setting import IGNORED, Setting, parser, settings
+from setting import IGNORE_INDEX, Setting, parser, settings
 from torch import Tensor, nn
 
 from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
@@ -74,7 +74,7 @@ def pairs(setting: Setting, padded: bool) -> tuple[Tensor, Tensor, Tensor]:
         beyond = torch.arange(LENGTH, device=setting.device) >= lengths  # (2, rows, LENGTH)
         ids[0][beyond[0]] = PAD
         ids[1][beyond[1]] = PAD
-        ids[2][beyond[1]] = IGNORED
+        ids[2][beyond[1]] = IGNORE_INDEX
     return ids[0], ids[1], ids[2]
 
 
@@ -86,11 +86,11 @@ def training(
         logits = model(
             input_ids=source, attention_mask=mask, decoder_input_ids=target_in, use_cache=False
         ).logits
-        smoothed = {"ignore_index": IGNORED, "label_smoothing": SMOOTHING}
+        smoothed = {"ignore_index": IGNORE_INDEX, "label_smoothing": SMOOTHING}
         return F.cross_entropy(logits.flatten(0, 1), target_out.flatten(), **smoothed)
 
     def ours(model: nn.Module, *batch: Tensor) -> Tensor:
-        return model(*batch, label_smoothing=SMOOTHING, ignore_index=IGNORED, check=False)
+        return model(*batch, label_smoothing=SMOOTHING, ignore_index=IGNORE_INDEX, check=False)
 
     def prepare(name: str, suffix: str) -> Step:
         base = name == BASE
@@ -209,7 +209,7 @@ def main() -> None:
         if "training" in args.task:
             models = training(setting, batch, args.compile)
             results = measure(models, args, rounds=rounds, no_graph=every)
-            add_rate(results, "target_tokens_per_second", int((batch[2] != IGNORED).sum()))
+            add_rate(results, "target_tokens_per_second", int((batch[2] != IGNORE_INDEX).sum()))
             report.add(setting, results, task="training", length=LENGTH, padded=args.padded)
         if "search" not in args.task:
             continue

@@ -17,7 +17,7 @@ from drill.data import DataError
 from drill.errors import CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
 from drill.language_modeling import run as language_model_run
-from drill.language_modeling.build import dry_run, finetuning, language_model
+from drill.language_modeling.build import dry_run, finetune_settings, language_model
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.language_modeling.run import load_run
 from drill.layers import LAYERS
@@ -26,7 +26,7 @@ from drill.training.device import commit, pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.run.folder import RunFolder
-from drill.training.settings import Settings, recipe, resolved, saved
+from drill.training.settings import Settings, read_settings, recipe, resolve_settings
 from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
 
 SMALL = [
@@ -278,7 +278,7 @@ def test_other_settings_raise_but_for_epochs_and_saving(texts, run):
     assert unlike(all_of(run), before) == []
     more = small(texts, "training.epochs=3", "training.checkpoint_seconds=5")
     assert train(more, run, device="cpu").epoch == 3
-    assert saved(run / "recipe.toml") == more
+    assert read_settings(run / "recipe.toml") == more
 
 
 def test_changed_text_raises(tmp_path, own_texts, monkeypatch):
@@ -321,7 +321,7 @@ def test_folder_without_a_run_raises(tmp_path):
         with pytest.raises(RunFolderError, match=r"recipe\.toml"):
             load_run(path)
         with pytest.raises(RunFolderError, match=r"recipe\.toml"):
-            finetuning(path)
+            finetune_settings(path)
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
@@ -350,7 +350,7 @@ def test_settings_of_finetuning(tmp_path, texts):
     changes += ["optimizer.map_lr_scale=0.5", "optimizer.map_warmup=0.1"]
     settings = small(texts, *changes, "training.max_minutes=60", "training.epochs=1")
     train(settings, tmp_path / "run", device="cpu")
-    found = finetuning(tmp_path / "run")
+    found = finetune_settings(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
     assert found.init_from == str(tmp_path / "run")
     optimizer = {"name": "asgd", "lr": 7.0, "weight_decay": 1.2e-6, "max_grad_norm": 0.5}
@@ -362,7 +362,7 @@ def test_settings_of_finetuning(tmp_path, texts):
     changed["max_minutes"] = None  # it has the time it takes
     assert found.training == {**settings.training, **changed}
     (tmp_path / "f.toml").write_text(found.to_toml())
-    assert saved(tmp_path / "f.toml") == found
+    assert read_settings(tmp_path / "f.toml") == found
 
 
 def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
@@ -370,7 +370,7 @@ def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
 ):
     given = load_run(run, device="cpu")
     before = perplexity(given.model, given.ids.valid, bptt=10)
-    settings = finetuning(run)
+    settings = finetune_settings(run)
     train(settings, tmp_path / "whole", device="cpu")
     first = rows(tmp_path / "whole")[0]
     assert (first["epoch"], first["valid_loss"]) == (0, before.loss)
@@ -382,7 +382,7 @@ def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
 
 
 def test_finetuning_needs_weights_and_the_same_words(tmp_path, own_texts, run):
-    settings = finetuning(run)
+    settings = finetune_settings(run)
     with (own_texts / "train.txt").open("a") as stream:
         stream.write("another word\n")
     elsewhere = settings.changed(data={"corpus": str(own_texts)})
@@ -395,10 +395,10 @@ def test_finetuning_needs_weights_and_the_same_words(tmp_path, own_texts, run):
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_run_of_adamw_is_not_finetuned(tmp_path, texts, name):
-    settings = resolved({"optimizer": {"name": name}})
+    settings = resolve_settings({"optimizer": {"name": name}})
     (tmp_path / "recipe.toml").write_text(settings.to_toml())
     with pytest.raises(SettingsError, match=name):
-        finetuning(tmp_path)
+        finetune_settings(tmp_path)
 
 
 def test_a_layer_that_reads_one_state_names_the_key(texts):
@@ -414,14 +414,14 @@ def test_settings_of_label_maps_need_label_maps(texts):
 
 def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, texts, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = finetuning("run").changed(training={"epochs": 1})
+    settings = finetune_settings("run").changed(training={"epochs": 1})
     assert settings.init_from == str(run)
     train(settings, "tuned", device="cpu")
     monkeypatch.chdir(texts)
-    settings = finetuning(os.path.relpath(run)).changed(training={"epochs": 1})
+    settings = finetune_settings(os.path.relpath(run)).changed(training={"epochs": 1})
     assert train(settings, tmp_path / "tuned", device="cpu").finished
     shutil.copytree(run, tmp_path / "other")
-    settings = finetuning(tmp_path / "other").changed(training={"epochs": 1})
+    settings = finetune_settings(tmp_path / "other").changed(training={"epochs": 1})
     with pytest.raises(RunFolderError, match="init_from: "):
         train(settings, tmp_path / "tuned", device="cpu")
 

@@ -15,9 +15,9 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
     StaleStatistics,
     Statistics,
+    checked_parameters,
     gradient_statistics,
     text_fingerprint,
-    trained,
     weights_fingerprint,
 )
 from drill.language_modeling.evaluation.perplexity import perplexity
@@ -345,4 +345,4 @@ def test_parameters_of_past_decode_have_no_rate():
     embedding = nn.Embedding(7, 4)
     plain = LanguageModel(AwdLstm(embedding, 5, 2), TiedSoftmax(embedding))
     past = LanguageModel(plain.encoder, plain.layer, PastDecode(embedding))
-    assert trained(past).keys() == trained(plain).keys()
+    assert checked_parameters(past).keys() == checked_parameters(plain).keys()

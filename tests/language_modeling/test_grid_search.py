@@ -11,7 +11,7 @@ import torch
 from drill.data import DataError
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
-from drill.language_modeling.evaluation.grid_search import Cell, Search, grid
+from drill.language_modeling.evaluation.grid_search import Cell, Search, run_grid
 from drill.language_modeling.evaluation.perplexity import Perplexity
 from tests.language_modeling.models import bits, language_model, text
 
@@ -29,7 +29,7 @@ def run(path, points=POINTS, key="one", evaluate=scored):
         calls.append(point)
         return evaluate(point)
 
-    found = grid(points, counted, key=key, tokens=10, file=path, progress=None, report=None)
+    found = run_grid(points, counted, key=key, tokens=10, file=path, progress=None, report=None)
     return found, calls
 
 
@@ -107,7 +107,7 @@ def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
         progress(10, 10)
         return scored(point)
 
-    grid(
+    run_grid(
         POINTS,
         evaluate,
         key="one",

@@ -8,7 +8,7 @@ import torch
 
 from drill.data import UNK
 from drill.errors import DataError, SettingsError
-from drill.language_modeling.build import finetuning
+from drill.language_modeling.build import finetune_settings
 from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
 from drill.language_modeling.run import LanguageModelRun, load_run
 from drill.layers.label_source import label_vectors
@@ -87,7 +87,7 @@ def test_more_epochs_need_no_dictionary(place, tmp_path, monkeypatch):
     train(settings(place, *BOTH, "training.epochs=2"), folders[1], device="cpu", quiet=True)
     whole, parts = (weights(RunFolder(folder).best) for folder in folders)
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    tuned = finetuning(folders[0])
+    tuned = finetune_settings(folders[0])
     assert train(tuned, tmp_path / "tuned", device="cpu", quiet=True).finished
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drill.kernels.loss.checks import IGNORED
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.layers import MatrixLayer
 from drill.layers.base import nll_with_lowered_target
 from drill.layers.wrappers.mixture import Mixture
@@ -111,7 +111,7 @@ def test_a_sampled_softmax_lowers_the_target_among_its_samples():
 def test_ignored_targets_have_no_loss(name):
     layer = make(name, torch.float64).train()
     hidden, targets = batch(layer, 4)
-    targets[1] = IGNORED
+    targets[1] = IGNORE_INDEX
     for losses in layer.adversarial_nll(hidden, targets, EPSILON):
         assert (losses.abs() < 1e-12).tolist() == [False, True, False, False]
 

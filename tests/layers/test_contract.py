@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.loss.checks import IGNORED
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import check_settings
 from drill.layers import (
     LAYERS,
@@ -246,7 +246,7 @@ def test_a_batch_without_targets_has_zero_loss_and_gradients(
 ):
     layer = make(name)
     hidden, targets = batch(layer, *lead)
-    targets.fill_(IGNORED)
+    targets.fill_(IGNORE_INDEX)
     loss = layer.nll(hidden, targets, label_smoothing=smoothing, impl=impl)
     assert loss.item() == 0
     assert not any(grad.any() for grad in gradients(loss, layer, hidden).values())

@@ -19,7 +19,7 @@ from drill.models import HfEncoder
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Muon
 from drill.training.optim.muon import orthogonalized
-from drill.training.settings import resolved
+from drill.training.settings import resolve_settings
 from tests.tiny_runs import V, assert_close_rows, interrupted_after, rows, small_run, text, weights
 
 transformers = pytest.importorskip("transformers")
@@ -146,7 +146,7 @@ def test_invalid_sizes_raise(options, key):
     with pytest.raises(ValueError, match=f"HfEncoder: {key}"):
         HfEncoder(nn.Embedding(V, D), **options)
     with pytest.raises(SettingsError, match=f"encoder.{key}"):
-        dry_run(resolved({"encoder": {"name": "hf", "embedding_dim": D, **options}}))
+        dry_run(resolve_settings({"encoder": {"name": "hf", "embedding_dim": D, **options}}))
 
 
 @pytest.mark.parametrize("model_type", ["codegen", "gpt_neo", "t5"])  # codegen: 4 heads at least
@@ -161,22 +161,22 @@ def test_windows_longer_than_the_context_raise():
     for training in ({"bptt": 71}, {"state_reset": 0.1}):
         tables = {"encoder": {"name": "hf", "context_length": 70}, "training": training}
         with pytest.raises(SettingsError, match=next(iter(training))):
-            dry_run(resolved(tables))
+            dry_run(resolve_settings(tables))
     with pytest.raises(SettingsError, match="compile"):
-        dry_run(resolved({"training": {"compile": True}}))
+        dry_run(resolve_settings({"training": {"compile": True}}))
 
 
 def test_defaults_follow_the_encoder():
-    settings = resolved({"encoder": {"name": "hf"}})
+    settings = resolve_settings({"encoder": {"name": "hf"}})
     assert settings.training["ar_weight"] == settings.training["tar_weight"] == 0.0
     assert settings.optimizer["name"] == "adamw"
-    assert resolved({}).training["ar_weight"] == 2.0
+    assert resolve_settings({}).training["ar_weight"] == 2.0
 
 
 def test_missing_transformers_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SettingsError, match=r"\[hf\]"):
-        dry_run(resolved({"encoder": {"name": "hf"}}))
+        dry_run(resolve_settings({"encoder": {"name": "hf"}}))
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_what_fsdp_cannot_do_raises(changes):
     tables = {"encoder": {"name": "hf"}, "optimizer": {"name": "adamw"}, **changes}
     tables["training"] = {"fsdp": True, "bptt": 70, **changes.get("training", {})}
     with pytest.raises(SettingsError, match=r"\[training\]: fsdp"):
-        dry_run(resolved(tables))
+        dry_run(resolve_settings(tables))
 
 
 @pytest.mark.slow

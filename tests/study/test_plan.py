@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from drill.errors import SettingsError
-from drill.language_modeling.build import finetuning
+from drill.language_modeling.build import finetune_settings
 from drill.study.plan import FINETUNE, identity, read_plan, settings_of
 from drill.training.settings import recipe
 from tests.study.place import PLAN, make_place
@@ -54,7 +54,7 @@ def test_settings_of_finetuning_are_those_of_the_command(place):
     folder = Path("runs/b-seed-2")
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(settings_of(row, 2).to_toml())
-    assert identity(settings_of(row, 2, FINETUNE)) == identity(finetuning(folder))
+    assert identity(settings_of(row, 2, FINETUNE)) == identity(finetune_settings(folder))
     changed = place.plan('finetune_set = ["training.patience=2"]' + PLAN).rows[1]
     assert settings_of(changed, 2, FINETUNE).training["patience"] == 2
 

@@ -18,9 +18,9 @@ from drill.training.settings import (
     LANGUAGE_MODEL,
     Settings,
     build_optimizer,
+    read_settings,
     recipe,
-    resolved,
-    saved,
+    resolve_settings,
 )
 
 SIZES = {"elife": 32_000, "ptb": 10_000, "wikitext-2": 33_278, "bible": 10_000}
@@ -66,8 +66,8 @@ def test_a_recipe_comes_back_from_the_file_of_its_run(name, tmp_path):
     found = recipe(name)
     assert found.recipe == name
     (tmp_path / "recipe.toml").write_text(found.to_toml(), encoding="utf-8")
-    assert saved(tmp_path / "recipe.toml") == found
-    assert found.differences(saved(tmp_path / "recipe.toml")) == []
+    assert read_settings(tmp_path / "recipe.toml") == found
+    assert found.differences(read_settings(tmp_path / "recipe.toml")) == []
     again = recipe(str(tmp_path / "recipe.toml"))  # a run's file is a recipe of its own
     assert again.tables() == found.tables()
 
@@ -311,7 +311,7 @@ def test_none_is_nothing_where_nothing_is_allowed_and_a_text_elsewhere():
     assert found.optimizer["max_grad_norm"] is None
     assert found.encoder["output_size"] is None
     assert found.layer["activation"] == "none"  # labels without a nonlinearity
-    assert resolved(tomllib.loads(found.to_toml())) == found
+    assert resolve_settings(tomllib.loads(found.to_toml())) == found
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_change_is_toml_or_a_text(change, table, value):
     held = getattr(found, table)
     assert value.items() <= held.items()
     assert [type(held[key]) for key in value] == [type(each) for each in value.values()]
-    assert resolved(tomllib.loads(found.to_toml())) == found
+    assert resolve_settings(tomllib.loads(found.to_toml())) == found
 
 
 @pytest.mark.parametrize("change", ["epochs", "=3", "training.=3", ".epochs=3", "a..b=1", ""])
@@ -352,7 +352,7 @@ def test_a_change_of_another_form_is_refused(change):
 def test_a_table_with_another_name_starts_from_defaults():
     """The rate of SGD would be the end of AdamW."""
     found = recipe("ptb-drill-4", ["optimizer.name=adamw"])
-    assert found.optimizer == resolved({"optimizer": {"name": "adamw"}}).optimizer
+    assert found.optimizer == resolve_settings({"optimizer": {"name": "adamw"}}).optimizer
     assert found.optimizer["lr"] < recipe("ptb-drill-4").optimizer["lr"]
     same = recipe("ptb-drill-4", ["optimizer.name=nt-asgd", "optimizer.patience=3"])
     assert same.optimizer == {**recipe("ptb-drill-4").optimizer, "patience": 3}
@@ -453,13 +453,13 @@ def only_a_settings_error(make) -> None:
         assert str(error).strip()  # noqa: PT017 - some input is fine
         return
     assert isinstance(found, Settings)
-    assert resolved(tomllib.loads(found.to_toml())) == found
+    assert resolve_settings(tomllib.loads(found.to_toml())) == found
 
 
 @given(st.dictionaries(names, values, max_size=5))
 def test_any_tables_give_settings_or_a_sentence(tables):
-    only_a_settings_error(lambda: resolved(tables))
-    only_a_settings_error(lambda: resolved(merged(DEEP.tables(), tables)))
+    only_a_settings_error(lambda: resolve_settings(tables))
+    only_a_settings_error(lambda: resolve_settings(merged(DEEP.tables(), tables)))
 
 
 toml_like = st.lists(
@@ -482,4 +482,4 @@ def test_a_saved_recipe_of_an_older_version_is_read(tmp_path):
     old = text.replace("embedding_dim", "width").replace("max_grad_norm", "clip")
     (tmp_path / "recipe.toml").write_text(old)
     assert old != text
-    assert saved(tmp_path / "recipe.toml") == recipe("demo-tied")
+    assert read_settings(tmp_path / "recipe.toml") == recipe("demo-tied")

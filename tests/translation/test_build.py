@@ -9,7 +9,7 @@ import pytest
 
 from drill.data import DataError, Subwords
 from drill.errors import RunFolderError, SettingsError
-from drill.language_modeling.build import finetuning
+from drill.language_modeling.build import finetune_settings
 from drill.language_modeling.run import load_run
 from drill.tasks import train
 from drill.training.loop import TRAINING_LOG
@@ -172,4 +172,4 @@ def test_each_task_has_its_own_loader(here):
     with pytest.raises(RunFolderError, match="holds no run"):
         load_translation("runs/nothing")
     with pytest.raises(SettingsError, match="finetuning is for language models"):
-        finetuning("runs/tiny")
+        finetune_settings("runs/tiny")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drill.data import IGNORE, PairBatches, ParallelText, encode_pairs
+from drill.data import IGNORE_INDEX, PairBatches, ParallelText, encode_pairs
 from drill.models.translator import Translator
 from drill.translation.evaluate import TranslationLoss, translation_loss
 from tests.tiny_translations import small_data, small_training, small_translator
@@ -35,7 +35,7 @@ def test_validation_loss_does_not_depend_on_batches_or_smoothing():
     by_hand = 0.0
     for batch in PairBatches(data.valid, 1000).epoch(0):
         log_p = model.log_probs(batch.source, batch.target_in)
-        real = batch.target_out != IGNORE
+        real = batch.target_out != IGNORE_INDEX
         by_hand -= float(log_p[real].gather(1, batch.target_out[real][:, None]).sum().detach())
     assert whole.nll == pytest.approx(by_hand)
     assert TranslationLoss(800.0, 1).perplexity == math.inf

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from drill.data import IGNORE, PairBatches
+from drill.data import IGNORE_INDEX, PairBatches
 from drill.models import Transformer
 from drill.training.optim import AdamW
 from drill.translation.step import (
     backward,
     capture_blocker,
+    captured_backward,
     kernel_summary,
     make_captured_gradients,
-    replayed,
 )
 from tests.tiny_runs import (
     interrupted_after,
@@ -55,7 +55,9 @@ def test_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
     batches = list(PairBatches(data.train, 60, 3).epoch(1))[:gradient_accumulation_steps]
     tokens = sum(batch.target_tokens for batch in batches)
     for batch in batches:
-        loss = by_hand.loss(*batch[:3], label_smoothing=0.1, ignore_index=IGNORE, reduction="sum")
+        loss = by_hand.loss(
+            *batch[:3], label_smoothing=0.1, ignore_index=IGNORE_INDEX, reduction="sum"
+        )
         (loss / tokens).backward()
     for name, p in by_hand.named_parameters():
         torch.testing.assert_close(seen[0][name], p.grad, rtol=1e-9, atol=1e-12)
@@ -68,7 +70,7 @@ def test_gradients_for_replays_are_those_of_an_update(layer, count):
     update = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
     tokens = sum(batch.target_tokens for batch in update)
     captured = make_captured_gradients(found, 0.1, None)
-    ours = replayed(captured, update, tokens, CPU)
+    ours = captured_backward(captured, update, tokens, CPU)
     theirs = backward(truth, truth, update, tokens, 0.1, CPU)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
     for a, b in zip(found.parameters(), truth.parameters(), strict=True):
@@ -196,7 +198,7 @@ def test_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
     )
     model, total, tokens = small_translator("plain", dropout=0.0), 0.0, 0
     for batch in PairBatches(data.train, 60, 3).epoch(1):
-        total += model.loss(*batch[:3], ignore_index=IGNORE, reduction="sum").item()
+        total += model.loss(*batch[:3], ignore_index=IGNORE_INDEX, reduction="sum").item()
         tokens += batch.target_tokens
     row = rows(tmp_path)[0]
     assert row["train_loss"] == pytest.approx(total / tokens, rel=1e-5)

@@ -12,7 +12,7 @@ from drill.data import Subwords
 from drill.errors import RunFolderError, SettingsError
 from drill.tasks import train
 from drill.training.run import checkpoint
-from drill.training.settings import saved
+from drill.training.settings import read_settings
 from drill.translation import run as translation_run
 from drill.translation.evaluate import translation_loss
 from drill.translation.run import load_translation
@@ -62,7 +62,7 @@ def test_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, tmp_
         "weights": kind,
         "weights_fingerprint": checkpoint.fingerprint_in(base / f"{kind}.safetensors"),
     }
-    assert saved(tmp_path / "run/recipe.toml") == settings
+    assert read_settings(tmp_path / "run/recipe.toml") == settings
 
 
 def test_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import typer
 
 from drill.cli.options import DeviceOption, QuietOption, RunFolderArgument, RunsOption, SetOption
 from drill.errors import SettingsError
-from drill.recipes.reader import changed, recipe_names
+from drill.recipes.reader import apply_changes, recipe_names
 
 if TYPE_CHECKING:
     from drill.cli.display import TrainingDisplay
@@ -134,14 +134,14 @@ def finetune(
 
     Stops when validation no longer improves.
     """
-    from drill.language_modeling.build import finetuning
-    from drill.training.settings import resolved
+    from drill.language_modeling.build import finetune_settings
+    from drill.training.settings import resolve_settings
 
     _check_name(name)
-    settings = finetuning(run)
+    settings = finetune_settings(run)
     if change:
         tables = {"recipe": settings.recipe, "init_from": settings.init_from, **settings.tables()}
-        settings = resolved(changed(tables, change))
+        settings = resolve_settings(apply_changes(tables, change))
     run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
     if not _train(settings, folder, device, quiet):

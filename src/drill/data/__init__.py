@@ -24,7 +24,7 @@ from drill.data.text.wordnet import WordNet
 from drill.errors import DataError
 
 if TYPE_CHECKING:
-    from drill.data.parallel.batches import IGNORE, PairBatch, PairBatches
+    from drill.data.parallel.batches import IGNORE_INDEX, PairBatch, PairBatches
     from drill.data.text.batches import (
         Segment,
         SequenceLengths,
@@ -38,7 +38,7 @@ __all__ = [
     "BEGIN",
     "END",
     "EOS",
-    "IGNORE",
+    "IGNORE_INDEX",
     "PAD",
     "UNK",
     "Corpus",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from drill.hf.head import IGNORED, Head
+from drill.hf.head import Head
 from drill.hf.model import (
     INNER,
     AttachedModel,
@@ -18,6 +18,7 @@ from drill.hf.model import (
     logit_postprocessing,
     name_of,
 )
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
 from drill.kernels.runtime.checks import one_of
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
@@ -59,7 +60,7 @@ def attach(
         raise TypeError(
             "this model has a layer of drill; attach to a stock one, such as fold(model)"
         )
-    check_settings("sum", label_smoothing, "auto", memory, IGNORED)
+    check_settings("sum", label_smoothing, "auto", memory, IGNORE_INDEX)
     one_of("attach", "layer", layer, list(LAYERS))
     matrix = options
     if not issubclass(LAYERS[layer], MatrixLayer):

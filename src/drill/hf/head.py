@@ -9,12 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from drill.kernels.loss.checks import check_targets
+from drill.kernels.loss.checks import IGNORE_INDEX, check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY, nll
 from drill.layers.base import MatrixLayer
 from drill.layers.wrappers.base import blockwise_nll
-
-IGNORED = -100  # the label of tokens without a loss, everywhere in transformers
 
 
 class Head(nn.Module):
@@ -106,8 +104,8 @@ class Head(nn.Module):
         if not isinstance(layer, MatrixLayer):
             options = {"label_smoothing": label_smoothing, "memory": memory, "check": on_cpu}
             hidden, targets = hidden.flatten(0, -2), targets.flatten()  # a dropout mask per token
-            return layer.nll(hidden, targets, "sum", IGNORED, **options)
-        check_targets(hidden, targets, layer.vocabulary_size, IGNORED, on_cpu)
+            return layer.nll(hidden, targets, "sum", IGNORE_INDEX, **options)
+        check_targets(hidden, targets, layer.vocabulary_size, IGNORE_INDEX, on_cpu)
         context, weight = layer.context(hidden), layer.weight
         if softcap is None:
             bias: Tensor | None = layer.bias
@@ -119,7 +117,7 @@ class Head(nn.Module):
                 targets,
                 bias,
                 reduction="sum",
-                ignore_index=IGNORED,
+                ignore_index=IGNORE_INDEX,
                 label_smoothing=label_smoothing,
                 memory=memory,
                 check=False,
@@ -134,7 +132,7 @@ class Head(nn.Module):
             (context,),
             weight,
             targets,
-            ignore_index=IGNORED,
+            ignore_index=IGNORE_INDEX,
             label_smoothing=label_smoothing,
             memory=memory,
             copies=4,

@@ -18,7 +18,8 @@ from transformers import initialization as init
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
-from drill.hf.head import IGNORED, Head
+from drill.hf.head import Head
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.layers import LAYERS, Mixtape, OutputLayer
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class AttachedModel(Stock):
         elif self.config.is_encoder_decoder:
             targets = labels
         else:
-            targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]  # position t predicts t + 1
+            targets = F.pad(labels, (0, 1), value=IGNORE_INDEX)[
+                ..., 1:
+            ]  # position t predicts t + 1
         if self.training:
             losses, output = self.fused_loss(heads, targets, *args, **kwargs)
             logits = None
@@ -91,7 +94,7 @@ class AttachedModel(Stock):
             flat = logits.flatten(0, -2).float()
             losses = F.cross_entropy(flat, targets.flatten().to(flat.device), reduction="sum")
         if num_items_in_batch is None:
-            num_items_in_batch = (targets != IGNORED).sum().clamp(min=1)
+            num_items_in_batch = (targets != IGNORE_INDEX).sum().clamp(min=1)
         if isinstance(num_items_in_batch, Tensor):
             num_items_in_batch = num_items_in_batch.to(losses.device)
         loss = losses / num_items_in_batch
@@ -124,7 +127,7 @@ class AttachedModel(Stock):
             return self.prepare_decoder_input_ids_from_labels(labels)
         shifted = labels.roll(1, dims=-1)  # M2M100, Blenderbot
         shifted[..., 0] = self.config.decoder_start_token_id
-        return shifted.masked_fill(shifted == IGNORED, self.config.pad_token_id)
+        return shifted.masked_fill(shifted == IGNORE_INDEX, self.config.pad_token_id)
 
     def heads(self) -> list[Head]:
         """The head; with PEFT, which trains a copy, the head and its copy."""

@@ -30,7 +30,7 @@ from drill.training.settings import (
     check_optimizer,
     makes_no_model,
     output_layer,
-    saved,
+    read_settings,
 )
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
@@ -149,7 +149,7 @@ def _model(
         raise makes_no_model(settings, error) from None
 
 
-def finetuning(run: Path | str) -> Settings:
+def finetune_settings(run: Path | str) -> Settings:
     """Settings that continue from the best weights of a run with averaged SGD.
 
     Segment lengths are capped and have their own seed; training stops by the criterion of NT-ASGD;
@@ -160,7 +160,7 @@ def finetuning(run: Path | str) -> Settings:
         raise RunFolderError(
             f"{folder.path}: is not a run (no recipe.toml); name a folder that `drill train` wrote"
         )
-    settings = saved(folder.recipe)
+    settings = read_settings(folder.recipe)
     if settings.task == TRANSLATION:
         raise SettingsError(
             f"{folder.path}: is a translator, and finetuning is for language models; continue it "

@@ -47,7 +47,7 @@ def add_words_to_model(
         dictionary = WordNet()
         missing = {word: dictionary.describe(word) for word in words if word not in entries}
         entries |= {word: text for word, text in missing.items() if text is not None}
-    found, extended_vocabulary = extended(model, vocabulary, labels, [*words], entries)
+    found, extended_vocabulary = extend_model(model, vocabulary, labels, [*words], entries)
     source = found.encoder.embedding
     assert isinstance(source, FeatureBags)
     for word, features in zip(words, source.starts[len(vocabulary) :].diff(), strict=True):
@@ -59,7 +59,7 @@ def add_words_to_model(
     return found, extended_vocabulary
 
 
-def extended(
+def extend_model(
     model: LanguageModel,
     vocabulary: Vocabulary,
     labels: Mapping[str, Any],

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
@@ -28,8 +29,6 @@ TOKENS_PER_BATCH = 4096
 
 TOKENS_PER_BLOCK = 16 * TOKENS_PER_BATCH
 """A block of lines is scored once it has this many tokens."""
-
-IGNORED = -100
 
 LINES = 64
 """Sampled lines that ``line_start`` averages. A single one may leave a quotation open: the first
@@ -206,7 +205,7 @@ def _padded_losses(model: LanguageModel, texts: list[list[int]], start: State) -
     """-log p, (longest, lines) on the CPU; a line longer than a batch is split."""
     longest = max(map(len, texts)) - 1
     inputs = torch.zeros(longest, len(texts), dtype=torch.int64)
-    targets = torch.full_like(inputs, IGNORED)
+    targets = torch.full_like(inputs, IGNORE_INDEX)
     for column, ids in enumerate(texts):
         read = torch.tensor(ids)
         inputs[: len(read) - 1, column] = read[:-1]
@@ -222,7 +221,7 @@ def _padded_losses(model: LanguageModel, texts: list[list[int]], start: State) -
             encoded.output,
             wanted.to(device),
             reduction="none",
-            ignore_index=IGNORED,
+            ignore_index=IGNORE_INDEX,
             check=False,
         )
         found.append(loss.cpu())

@@ -114,7 +114,7 @@ class RecordedSteps(Steps):
                 lambda: self._work(state, length, self.optimizer.apply_step)
             )
         replays[length]()
-        self.optimizer.replayed()
+        self.optimizer.mark_replayed()
 
     def _launch(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         def step() -> None:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.loss.checks import IGNORED, check_head, check_states, check_targets
+from drill.kernels.loss.checks import IGNORE_INDEX, check_head, check_states, check_targets
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
     Implementation,
@@ -107,7 +107,7 @@ class OutputLayer(nn.Module, abc.ABC):
         hidden: Tensor,  # (..., d_h)
         targets: Tensor,  # (...)
         reduction: Reduction = "mean",
-        ignore_index: int = IGNORED,
+        ignore_index: int = IGNORE_INDEX,
         label_smoothing: float = 0.0,
         impl: Implementation = "auto",
         memory: int = DEFAULT_MEMORY,
@@ -176,7 +176,7 @@ class OutputLayer(nn.Module, abc.ABC):
         Returns:
             nll (...), detached, and nll' (...).
         """
-        options = LossOptions("none", IGNORED, 0.0, impl, memory, check)
+        options = LossOptions("none", IGNORE_INDEX, 0.0, impl, memory, check)
         options = self._check_loss(hidden, targets, options)
         losses, lowered = self.checked_adversarial_nll(hidden, targets.long(), epsilon, options)
         return losses.detach(), lowered

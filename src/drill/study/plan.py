@@ -26,10 +26,10 @@ from typing import Any
 
 from drill.errors import SettingsError
 from drill.language_modeling.build import finetuned
-from drill.recipes.reader import NAME, changed, parsed
+from drill.recipes.reader import NAME, apply_changes, parsed
 from drill.report.results.runs import digest, same_but_seed
 from drill.training.schema import with_defaults
-from drill.training.settings import TRANSLATION, Settings, recipe, resolved
+from drill.training.settings import TRANSLATION, Settings, recipe, resolve_settings
 
 TRAIN, FINETUNE, DYNAMIC, CACHE, BLEU = "train", "finetune", "dynamic", "cache", "bleu"
 WORDS = "words"
@@ -129,7 +129,7 @@ def settings_of(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
         return settings
     tuned = finetuned(settings, row.run(seed, TRAIN))
     tables = {"recipe": tuned.recipe, "init_from": tuned.init_from, **tuned.tables()}
-    return resolved(changed(tables, row.finetune_changes))
+    return resolve_settings(apply_changes(tables, row.finetune_changes))
 
 
 def identity(settings: Settings) -> str:

@@ -9,7 +9,7 @@ from drill.report.results.evaluations import TRANSLATION, Evaluation, last_pair
 from drill.report.results.ledger import FailedJob, Row, read, read_failures
 from drill.study.plan import BLEU, TRAINING, Job, Plan, identity
 from drill.training.run.folder import RunFolder
-from drill.training.settings import resolved, saved
+from drill.training.settings import read_settings, resolve_settings
 
 DONE, PARTIAL, FAILED, MISSING = "done", "partial", "failed", "missing"
 AGAIN = "done, to run again"
@@ -125,7 +125,9 @@ def _wall(row: Row) -> float:
 
 def is_run_of(job: Job, folder: RunFolder) -> bool:
     """Whether a folder has a run with the job's settings."""
-    return folder.recipe.exists() and identity(saved(folder.recipe)) == identity(job.settings)
+    return folder.recipe.exists() and identity(read_settings(folder.recipe)) == identity(
+        job.settings
+    )
 
 
 def stage_results(row: Row, stage: str) -> list[Evaluation]:
@@ -142,6 +144,6 @@ def _is_complete(row: Row, stage: str) -> bool:
 def _identity(row: Row) -> str | None:
     """None for rows without settings, or with settings unknown to this version."""
     try:
-        return identity(resolved(row.settings)) if row.settings else None
+        return identity(resolve_settings(row.settings)) if row.settings else None
     except SettingsError:
         return None

@@ -26,7 +26,7 @@ from drill.models.transformer.transformer import PRESETS, Transformer
 from drill.recipes.reader import (
     NAME,
     Table,
-    changed,
+    apply_changes,
     near_ones,
     nearest,
     parsed,
@@ -83,7 +83,7 @@ class Settings:
         return {name: getattr(self, name) for name in TASKS[self.task]}
 
     def to_toml(self) -> str:
-        """The text of ``recipe.toml``; ``resolved`` of it gives these settings again."""
+        """The text of ``recipe.toml``; ``resolve_settings`` of it gives these settings again."""
         head = [f"recipe = {_written(self.recipe)}"]
         if self.task != LANGUAGE_MODEL:
             head.append(f"{TASK} = {_written(self.task)}")
@@ -122,15 +122,15 @@ def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
         Checked settings, for ``drill.train``.
     """
     label = Path(name).stem if name.endswith(".toml") else name
-    return resolved({"recipe": label, **changed(read(name), changes)})
+    return resolve_settings({"recipe": label, **apply_changes(read(name), changes)})
 
 
-def saved(path: Path) -> Settings:
+def read_settings(path: Path) -> Settings:
     """The settings of a run, from its ``recipe.toml``."""
-    return resolved(with_new_names(parsed(path)))
+    return resolve_settings(with_new_names(parsed(path)))
 
 
-def resolved(tables: Mapping[str, Any]) -> Settings:
+def resolve_settings(tables: Mapping[str, Any]) -> Settings:
     """Check every key and every value's kind, and fill in what is left out."""
     task = tables.get(TASK, LANGUAGE_MODEL)
     if not isinstance(task, str) or task not in TASKS:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drill.data import IGNORE, DataError, PairBatch
+from drill.data import IGNORE_INDEX, DataError, PairBatch
 from drill.kernels.transformer.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
 from drill.models.transformer.attention import attention_kernels
@@ -98,7 +98,7 @@ def backward(
 
 def sum_loss_options(label_smoothing: float) -> dict[str, Any]:
     """Options of a model's loss: the sum over all targets but padding."""
-    options = {"ignore_index": IGNORE, "reduction": "sum", "check": False}
+    options = {"ignore_index": IGNORE_INDEX, "reduction": "sum", "check": False}
     return {"label_smoothing": label_smoothing, **options}
 
 
@@ -115,7 +115,7 @@ def make_captured_gradients(
     return CapturedGradients(model, loss)
 
 
-def replayed(
+def captured_backward(
     gradients: CapturedGradients, update: list[PairBatch], tokens: int, device: torch.device
 ) -> Tensor:
     """``backward`` of one process by replays; each batch encodes its labels.

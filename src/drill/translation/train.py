@@ -38,9 +38,9 @@ from drill.translation.step import (
     backward,
     batches_per_process,
     capture_blocker,
+    captured_backward,
     group_batches,
     make_captured_gradients,
-    replayed,
 )
 from drill.translation.translate import Search
 
@@ -131,7 +131,7 @@ class TranslationTask(Task):
     def step(self, batch: list[PairBatch]) -> None:
         tokens = int(self.world.sum(sum(each.target_tokens for each in batch)))
         if self.captured is not None:
-            nll = replayed(self.captured, batch, tokens, self.device)
+            nll = captured_backward(self.captured, batch, tokens, self.device)
         else:
             smoothing = self.options.label_smoothing
             with autocast_to(self.device, self.autocast):

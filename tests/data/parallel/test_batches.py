@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drill.data import (
     BEGIN,
     END,
-    IGNORE,
+    IGNORE_INDEX,
     PAD,
     DataError,
     FilterReport,
@@ -52,9 +52,9 @@ def test_a_batch_is_laid_out_as_said():
     batch = PairBatches(pairs_of([2, 0], [1, 3])).batch(np.array([1, 0]))
     assert batch.source.tolist() == [[END, PAD, PAD], [3, 3, END]]
     assert batch.target_in.tolist() == [[BEGIN, 6, 6, 6], [BEGIN, 5, PAD, PAD]]
-    assert batch.target_out.tolist() == [[6, 6, 6, END], [5, END, IGNORE, IGNORE]]
+    assert batch.target_out.tolist() == [[6, 6, 6, END], [5, END, IGNORE_INDEX, IGNORE_INDEX]]
     assert batch.indices.tolist() == [1, 0]
-    assert batch.target_tokens == 6 == int((batch.target_out != IGNORE).sum())
+    assert batch.target_tokens == 6 == int((batch.target_out != IGNORE_INDEX).sum())
     assert {part.dtype for part in batch[:4]} == {torch.int64}
 
 
@@ -77,7 +77,10 @@ def test_every_pair_comes_once_and_within_the_limit(lengths, limit, seed, epoch)
             source, target = pairs.source(index).tolist(), pairs.target(index).tolist()
             assert [x for x in batch.source[row].tolist() if x != PAD] == [*source, END]
             assert [x for x in batch.target_in[row].tolist() if x != PAD] == [BEGIN, *target]
-            assert [x for x in batch.target_out[row].tolist() if x != IGNORE] == [*target, END]
+            assert [x for x in batch.target_out[row].tolist() if x != IGNORE_INDEX] == [
+                *target,
+                END,
+            ]
 
 
 def padding(batches):
@@ -85,7 +88,7 @@ def padding(batches):
     found = list(batches.epoch(1))
     sides = (
         [(b.source, b.source == PAD) for b in found],
-        [(b.target_out, b.target_out == IGNORE) for b in found],
+        [(b.target_out, b.target_out == IGNORE_INDEX) for b in found],
     )
     return [sum(int(m.sum()) for _, m in side) / sum(t.numel() for t, _ in side) for side in sides]
 
@@ -163,7 +166,7 @@ def test_processes_that_are_left_without_pairs_get_a_batch_that_asks_for_nothing
     assert sorted(seen(found)) == [0, 1, 2]
     (idle,) = [batch for batch in found if not len(batch.indices)]
     assert idle.target_tokens == 0
-    assert (idle.target_out == IGNORE).all()
+    assert (idle.target_out == IGNORE_INDEX).all()
 
 
 def test_a_pair_over_the_limit_is_named():

@@ -10,7 +10,14 @@ from drill.kernels.loss.chunked import backward_pass, forward_pass
 from drill.kernels.loss.compile_op import compiled_nll, nll_op
 from drill.kernels.runtime import padding
 from tests.kernels.label_encoder.products import Products
-from tests.kernels.loss.test_nll import IGNORED, Engine, Problem, every_engine, interpreted, problem
+from tests.kernels.loss.test_nll import (
+    IGNORE_INDEX,
+    Engine,
+    Problem,
+    every_engine,
+    interpreted,
+    problem,
+)
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
@@ -26,7 +33,7 @@ def padded(monkeypatch):
 
 
 def settings(engine: str, memory: int = 2**20, dtype=torch.float32) -> Settings:
-    return Settings(IGNORED, 0.1, dtype, engine, memory)
+    return Settings(IGNORE_INDEX, 0.1, dtype, engine, memory)
 
 
 def losses(given: Problem, engine: Engine, memory: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss import chunk_plan as nll_plan
-from drill.kernels.loss.checks import IGNORED
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import choose, nll
 from drill.kernels.runtime import dispatch as module
 from drill.kernels.runtime import padding
@@ -87,7 +87,7 @@ def problem(
     """Logits of the spread that trained models have; some targets are ignored."""
     g = torch.Generator().manual_seed(N * V + k)
     targets = torch.randint(V, (N,), generator=g)
-    targets[torch.rand(N, generator=g) < 0.2] = IGNORED
+    targets[torch.rand(N, generator=g) < 0.2] = IGNORE_INDEX
     hidden = torch.randn(N, k, generator=g) * 2
     weight = torch.randn(V, k, generator=g) / k**0.5
     b = torch.randn(V, generator=g) if bias else None
@@ -176,7 +176,7 @@ def budget(dtype: torch.dtype, share: float) -> int:
 def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_several(small_blocks):
     plans = []
     for dtype, share in itertools.product((torch.float32, torch.bfloat16), SHARES):
-        settings = nll_plan.Settings(IGNORED, 0.0, dtype, "chunked", budget(dtype, share))
+        settings = nll_plan.Settings(IGNORE_INDEX, 0.0, dtype, "chunked", budget(dtype, share))
         plans.append(nll_plan.plan(torch.empty(N, k, dtype=dtype), V, settings, keep=True))
     kept = [{chunk.saved is not None for chunk in plan.chunks} for plan in plans]
     assert all(case in kept for case in ({True}, {True, False}, {False}))
@@ -267,7 +267,7 @@ def test_no_tokens_cost_nothing(engine, smoothing, bias, nan_in_fresh_memory):
 @every_engine
 def test_only_ignored_tokens_cost_nothing(engine, reduction):
     given = problem(20, 30, 6, device=engine.device)
-    given.targets.fill_(IGNORED)
+    given.targets.fill_(IGNORE_INDEX)
     loss, *grads = given.solve(impl=engine.impl, reduction=reduction, label_smoothing=0.1)
     assert not loss.any()
     assert not any(grad.any() for grad in grads)
@@ -280,7 +280,7 @@ def test_ignored_targets_may_be_any_label(engine):
     found = given.solve(impl=engine.impl, ignore_index=7, check=False)
     truth = given.solve(impl="reference", ignore_index=7, check=False)
     assert torch.equal(found[0].isnan(), truth[0].isnan())  # -100 is out of range now
-    given.targets[given.targets == IGNORED] = 7
+    given.targets[given.targets == IGNORE_INDEX] = 7
     found = given.solve(impl=engine.impl, ignore_index=7)
     truth = given.solve(impl="reference", ignore_index=7)
     torch.testing.assert_close(found, truth)
@@ -318,7 +318,7 @@ def test_an_unchecked_target_out_of_range_spoils_its_own_token_only(engine, wron
 
 def test_targets_out_of_range_are_named():
     hidden, weight, targets = torch.zeros(4, 5, 6), torch.zeros(30, 6), torch.zeros(4, 5).long()
-    targets[0, 0] = IGNORED
+    targets[0, 0] = IGNORE_INDEX
     targets[1, 3], targets[1, 4], targets[3, 0] = 31, -2, 40
     with pytest.raises(IndexError, match=r"31 at \[1, 3\].*41 labels"):  # the hint serves all
         nll(hidden, weight, targets)

@@ -165,12 +165,12 @@ def test_what_does_not_fit_is_said(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(lstm_persistent, "_room", lambda index: 16)
-    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     assert unsupported_reason(device, 1150) is None
     assert unsupported_reason(device, 2048) == (
         "hidden size 2048 does not fit the registers of 16 clusters of 8 blocks"
     )
-    monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
+    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: "NVRTC is not found")
     assert unsupported_reason(device, 1150) == "NVRTC is not found"
 
 

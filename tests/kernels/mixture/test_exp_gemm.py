@@ -11,7 +11,7 @@ from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 from drill.kernels.runtime.hopper import hopper_missing
-from tests.kernels.loss.test_nll import IGNORED
+from tests.kernels.loss.test_nll import IGNORE_INDEX
 
 if not TRITON_INSTALLED:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -200,10 +200,10 @@ def test_rows_whose_target_lies_far_below_are_made_again(way):
 @both_ways
 def test_rows_without_a_target_among_the_labels_are_zeros(way):
     given = chunk(way, 12, 3, 170, 20)
-    given.targets[4] = IGNORED
+    given.targets[4] = IGNORE_INDEX
     given.targets[7] = 170
     out, losses, mass = found = given.solve(way)
-    lost = (given.rows_targets == IGNORED) | (given.rows_targets == 170)
+    lost = (given.rows_targets == IGNORE_INDEX) | (given.rows_targets == 170)
     assert losses[lost].isnan().all()
     assert not out[lost].any()
     assert not mass[lost].any()

@@ -15,7 +15,7 @@ from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_error_bounds import Allocations
-from tests.kernels.loss.test_nll import IGNORED, Engine, every_dtype, every_engine, gaps
+from tests.kernels.loss.test_nll import IGNORE_INDEX, Engine, every_dtype, every_engine, gaps
 
 # Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 pytestmark = [
@@ -66,7 +66,7 @@ def mixture(
 ) -> Mixture:
     g = torch.Generator().manual_seed(N * V + k)
     targets = torch.randint(V, (N,), generator=g)
-    targets[torch.rand(N, generator=g) < 0.2] = IGNORED
+    targets[torch.rand(N, generator=g) < 0.2] = IGNORE_INDEX
     log_prior = torch.randn(N, K, generator=g).log_softmax(-1)
     contexts = torch.randn(N, K, k, generator=g) * 2
     weight = torch.randn(V, k, generator=g) / k**0.5
@@ -84,7 +84,7 @@ def by_definition(given: Mixture, reduction: str) -> Tensor:
     logits = given.contexts @ given.weight.t()
     logits = logits if given.bias is None else logits + given.bias
     p = (given.log_prior.exp()[..., None] * logits.softmax(-1)).sum(1)  # (N, V)
-    counted = given.targets != IGNORED
+    counted = given.targets != IGNORE_INDEX
     losses = -p[counted, given.targets[counted]].log()
     return losses.mean() if reduction == "mean" else losses.sum()
 
@@ -131,7 +131,7 @@ def eager(given: Mixture) -> list[Tensor]:
         reduction="none",
     )
     losses = -torch.logsumexp(given.log_prior - each.view(given.log_prior.shape), 1)
-    loss = losses[given.targets != IGNORED].mean()
+    loss = losses[given.targets != IGNORE_INDEX].mean()
     return [loss.detach(), *torch.autograd.grad(loss, given.leaves)]
 
 
@@ -345,7 +345,7 @@ def test_no_tokens_cost_nothing(engine, bias, nan_in_fresh_memory):
 @every_engine
 def test_only_ignored_tokens_cost_nothing(engine):
     given = mixture(N, K, V, k, device=engine.device)
-    given.targets.fill_(IGNORED)
+    given.targets.fill_(IGNORE_INDEX)
     loss, *grads = given.solve(impl=engine.impl)
     assert loss.item() == 0
     assert not any(grad.any() for grad in grads)
@@ -377,7 +377,7 @@ def test_a_masked_target_costs_infinity_and_spoils_no_gradient(engine, reduction
         assert all(grad.isfinite().all() for grad in grads)
         assert not any(grad[::5].any() for grad in grads[:2])  # log prior, contexts
         rest = given._replace(targets=given.targets.clone())
-        rest.targets[::5] = IGNORED
+        rest.targets[::5] = IGNORE_INDEX
         right = rest.solve(impl="reference", reduction="sum")[1:]
         counted = 1 if reduction == "none" else N
         torch.testing.assert_close(grads, [grad / counted for grad in right])
@@ -426,7 +426,7 @@ def test_a_label_without_a_finite_logit_is_nan(engine, dtype, label, value, rows
     with torch.no_grad():
         given.bias[label] = value
     loss, _, contexts, weight, bias = given.solve(impl=engine.impl)
-    counted = given.targets != IGNORED
+    counted = given.targets != IGNORE_INDEX
     assert loss.isnan()
     assert contexts[counted].isnan().all()
     assert weight.isnan().all()
@@ -437,7 +437,7 @@ def test_a_label_without_a_finite_logit_is_nan(engine, dtype, label, value, rows
 @every_engine
 def test_a_target_out_of_range_is_nan_and_touches_no_other_token(engine, wrong):
     given = mixture(N, K, V, k, device=engine.device)
-    given.targets[given.targets == IGNORED] = 0
+    given.targets[given.targets == IGNORE_INDEX] = 0
     right = given.solve(impl=engine.impl)[2]
     given.targets[4] = wrong
     loss, _, contexts, *_ = given.solve(impl=engine.impl)

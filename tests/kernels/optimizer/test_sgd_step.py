@@ -62,7 +62,7 @@ def stand_in(device="cuda:0", dtype=torch.float32, contiguous=True):
 )
 def test_what_it_cannot_change_is_said(tensors, reason, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     monkeypatch.setattr(module, "_not_compiled", lambda device: None)
     assert unsupported_reason(tensors) == reason
 
@@ -72,15 +72,15 @@ def test_kernels_that_do_not_compile_are_no_step(monkeypatch):
         raise nvrtc.CompileError(f"{source.name}: does not load (CUDA, loading: no)")
 
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(nvrtc, "missing", lambda: None)
-    monkeypatch.setattr(module, "compiled", compiled)
+    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
+    monkeypatch.setattr(module, "load_kernel", compiled)
     module._not_compiled.cache_clear()
     assert unsupported_reason([stand_in()]) == "sgd_step.cu: does not load (CUDA, loading: no)"
     module._not_compiled.cache_clear()
 
 
 def test_without_nvrtc_the_optimiser_of_torch_steps(monkeypatch):
-    monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC is not found")
+    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: "NVRTC is not found")
     assert unsupported_reason([stand_in()]) == "NVRTC is not found"
     optimizer = trained(Sgd(), "cpu", True)[1]
     assert not optimizer._fused
@@ -93,13 +93,13 @@ def launches(monkeypatch):
     made = []
 
     def compiled(source, name, defines, shared, device):
-        def launch(blocks, threads, arguments, *, together):
+        def launch(blocks, threads, arguments, *, cooperative):
             table, partial, *rest = arguments
             made.append((name, table.count, blocks, partial.storage_offset(), rest[:1]))
 
         return launch
 
-    monkeypatch.setattr(module, "compiled", compiled)
+    monkeypatch.setattr(module, "load_kernel", compiled)
     found = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     return made

@@ -73,7 +73,7 @@ def test_what_is_missing_is_named(monkeypatch):
     def without_compiler() -> ctypes.CDLL:
         raise nvrtc.CompileError("NVRTC of CUDA 13 is not found, though PyTorch brings it")
 
-    missing = nvrtc.missing.__wrapped__  # not cached
+    missing = nvrtc.unavailable_reason.__wrapped__  # not cached
     monkeypatch.setattr(torch.version, "cuda", None)
     assert missing() == "PyTorch is built without CUDA"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -122,7 +122,7 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     monkeypatch.setattr(torch.version, "hip", None)
     lstm_persistent._room.cache_clear()
     nvrtc._kernel.cache_clear()
@@ -142,7 +142,7 @@ def test_a_launch_may_be_the_first_thing_a_thread_does(tmp_path, monkeypatch):
     kernel = nvrtc.compiled(source, "ones", {}, 0, x.device)
     torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as fresh:
-        fresh.submit(kernel, 1, 32, [x], together=False).result()
+        fresh.submit(kernel, 1, 32, [x], cooperative=False).result()
     torch.cuda.synchronize()
     assert x.tolist() == [1.0] * 32
 

@@ -10,7 +10,7 @@ from drill.tasks import train
 from drill.training import device as machine
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
-from drill.training.settings import saved
+from drill.training.settings import read_settings
 from tests.language_modeling.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
 from tests.tiny_runs import rows, with_a_test_at
 
@@ -85,7 +85,7 @@ def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, mo
     settings = small(texts, f"training.epochs={epochs}")
     assert train(settings, folder, device="cpu").epoch == epochs
     assert [each["commit"] for each in read(folder)["resumed"]] == ["later"]
-    assert saved(folder / "recipe.toml") == settings
+    assert read_settings(folder / "recipe.toml") == settings
     assert [row["kind"] for row in rows(folder)] == ["epoch"] * epochs + ["test"]
 
 

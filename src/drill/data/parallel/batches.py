@@ -17,7 +17,7 @@ from drill.data.parallel.pairs import Pairs
 from drill.data.parallel.subwords import BEGIN, END, PAD
 from drill.errors import DataError, check_value
 
-IGNORE = -100  # the target at padding; the losses leave it out
+IGNORE_INDEX = -100  # the target at padding; the losses leave it out
 
 
 class PairBatch(NamedTuple):
@@ -25,7 +25,7 @@ class PairBatch(NamedTuple):
 
     source      (B, S): x_1 ... x_n <end> <pad>
     target_in   (B, T): <begin> y_1 ... y_m <pad>
-    target_out  (B, T): y_1 ... y_m <end> IGNORE
+    target_out  (B, T): y_1 ... y_m <end> IGNORE_INDEX
 
     The source ends in ``<end>`` so that an empty line, too, is something to read.
     """
@@ -128,7 +128,7 @@ class PairBatches:
         """A pair whose targets are all left out: its loss and its gradients are 0."""
         batch = self.batch(np.zeros(1, dtype=np.int64))
         return batch._replace(
-            target_out=torch.full_like(batch.target_out, IGNORE),
+            target_out=torch.full_like(batch.target_out, IGNORE_INDEX),
             indices=batch.indices[:0],
             target_tokens=0,
         )
@@ -156,11 +156,13 @@ class PairBatches:
         """
         count = len(self.pairs)
         source = self._padded(indices, self._source[indices], PAD)
-        target_out = self._padded(count + indices, self._target[indices], IGNORE)
+        target_out = self._padded(count + indices, self._target[indices], IGNORE_INDEX)
         target_in = np.full_like(target_out, PAD)
         target_in[:, 0] = BEGIN
         target_in[:, 1:] = np.where(
-            (target_out[:, :-1] == IGNORE) | (target_out[:, :-1] == END), PAD, target_out[:, :-1]
+            (target_out[:, :-1] == IGNORE_INDEX) | (target_out[:, :-1] == END),
+            PAD,
+            target_out[:, :-1],
         )
         return PairBatch(
             torch.from_numpy(source),

@@ -8,7 +8,7 @@ from torch import Tensor
 from drill.kernels.runtime.checks import require, require_type
 from drill.kernels.runtime.dispatch import C_COMPILER, TRITON_INSTALLED, autocast_on, must_not_wait
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """The target of tokens that have no loss, as in PyTorch."""
 
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drill.kernels.loss.checks import IGNORED, check_head, check_targets
+from drill.kernels.loss.checks import IGNORE_INDEX, check_head, check_targets
 from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.loss.chunked import chunked_nll
 from drill.kernels.loss.compile_op import compiled_nll
@@ -52,7 +52,7 @@ def nll(
     bias: Tensor | None = None,  # (V,)
     *,
     reduction: Reduction = "mean",
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
     impl: Implementation = "auto",
     memory: int = DEFAULT_MEMORY,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from drill.kernels.mixture.exp_gemm_triton import aim, arrange, settle
 from drill.kernels.runtime.hopper import hopper_missing
-from drill.kernels.runtime.nvrtc import CompileError, DriverError, Kernel, compiled
+from drill.kernels.runtime.nvrtc import CompileError, DriverError, Kernel, load_kernel
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 384
@@ -69,7 +69,7 @@ def exponentials_missing(device: torch.device, dtype: torch.dtype, columns: int)
 
 def _kernel(depth: int, device: torch.device) -> Kernel:
     defines = {"DEPTH": depth, "CLUSTER": CLUSTER, "STAGES": STAGES}
-    return compiled(SOURCE, SOURCE.stem, defines, _SHARED, device)
+    return load_kernel(SOURCE, SOURCE.stem, defines, _SHARED, device)
 
 
 @cache
@@ -167,5 +167,5 @@ class Exponentials:
             clusters * CLUSTER,
             THREADS,
             [rows, self.arranged, aims, out, sums, rows.shape[0], out.shape[1], self.tiles],
-            together=False,
+            cooperative=False,
         )

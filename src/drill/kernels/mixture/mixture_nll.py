@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.checks import IGNORED, check_head
+from drill.kernels.loss.checks import IGNORE_INDEX, check_head
 from drill.kernels.loss.chunk_plan import ROW_BYTES, Settings
 from drill.kernels.loss.chunked import wants_gradients
 from drill.kernels.loss.nll import (
@@ -68,7 +68,7 @@ def mixture_nll(
     bias: Tensor | None = None,  # (V,)
     *,
     reduction: Reduction = "mean",
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
     impl: Implementation = "auto",
     memory: int = DEFAULT_MEMORY,
 ) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from drill.kernels.runtime import nvrtc
-from drill.kernels.runtime.nvrtc import CompileError, Kernel, compiled
+from drill.kernels.runtime.nvrtc import CompileError, Kernel, load_kernel
 
 SOURCE = Path(__file__).with_name("sgd_step.cu")
 MOST = 96  # tensors of a launch: their addresses are its arguments
@@ -61,7 +61,7 @@ def unsupported_reason(tensors: Sequence[Tensor]) -> str | None:
             return f"parameters are not all float32, one is {tensor.dtype}"
         if not tensor.is_contiguous():
             return f"the entries of a parameter {tuple(tensor.shape)} are not in order in memory"
-    return nvrtc.missing() or _not_compiled(tensors[0].device)
+    return nvrtc.unavailable_reason() or _not_compiled(tensors[0].device)
 
 
 @cache
@@ -76,7 +76,7 @@ def _not_compiled(device: torch.device) -> str | None:
 
 
 def _kernel(name: str, device: torch.device) -> Kernel:
-    return compiled(SOURCE, name, {"MOST": MOST}, 0, device)
+    return load_kernel(SOURCE, name, {"MOST": MOST}, 0, device)
 
 
 def sgd_step(groups: Sequence[Group], *, clip: float | None) -> None:
@@ -103,12 +103,12 @@ def sgd_step(groups: Sequence[Group], *, clip: float | None) -> None:
             squares = _kernel("squares", device)
             starts = accumulate(blocks[:-1], initial=0)
             for table, count, start in zip(tables, blocks, starts, strict=True):
-                squares(count, THREADS, [table, partial[start:]], together=False)
+                squares(count, THREADS, [table, partial[start:]], cooperative=False)
         update = _kernel("update", device)
         for (table, group), count in zip(launches, blocks, strict=True):
             amounts = [ctypes.c_float(clip or 0.0), ctypes.c_float(group.decay)]
             arguments = [table, partial, parts, group.numbers, *amounts]
-            update(count, THREADS, arguments, together=False)
+            update(count, THREADS, arguments, cooperative=False)
     for group in groups:  # a kernel writes past torch's count
         increment_version([*group.weights, *(group.averages or [])])
 

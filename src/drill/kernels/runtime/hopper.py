@@ -14,4 +14,4 @@ def hopper_missing(device: torch.device) -> str | None:
         return f"it needs an NVIDIA GPU, not {device.type}"
     if torch.cuda.get_device_capability(device)[0] != 9:
         return "it needs a Hopper GPU (clusters of blocks), compute capability 9"
-    return nvrtc.missing()
+    return nvrtc.unavailable_reason()

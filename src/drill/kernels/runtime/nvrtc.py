@@ -43,7 +43,7 @@ Argument = Tensor | int | ctypes.Structure | ctypes.c_float
 
 
 @cache
-def missing() -> str | None:
+def unavailable_reason() -> str | None:
     """Why nothing can be compiled and loaded here; None where it can."""
     if torch.version.cuda is None:
         return "PyTorch is built without CUDA"
@@ -72,14 +72,14 @@ class Kernel:
         threads: int,
         arguments: Sequence[Argument],
         *,
-        together: bool = True,
+        cooperative: bool = True,
     ) -> None:
         """Launch on the current stream. A tensor is passed as its address, an int as 32 bits, what
         ctypes made as it is.
 
-        ``together``, all blocks are on the device at once, as those that wait for one another have
-        to be; more than an empty device holds raise. During another launch some may come when that
-        one is done, and those that are there wait for them.
+        If ``cooperative``, all blocks are on the device at once, as those that wait for one another
+        have to be; more than an empty device holds raise. During another launch some may come when
+        that one is done, and those that are there wait for them.
         """
         values = [_passed(each) for each in arguments]
         places = (ctypes.c_void_p * len(values))(
@@ -89,7 +89,7 @@ class Kernel:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         shape = (self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, places)
         driver = _driver()
-        if together:
+        if cooperative:
             _check(driver.cuLaunchCooperativeKernel(*shape), "launch")
         else:
             _check(driver.cuLaunchKernel(*shape, None), "launch")
@@ -146,7 +146,7 @@ def _passed(argument: Argument) -> Any:
     return ctypes.c_int(argument) if isinstance(argument, int) else argument
 
 
-def compiled(
+def load_kernel(
     source: Path, name: str, defines: Mapping[str, int], shared: int, device: torch.device
 ) -> Kernel:
     """The kernel ``name`` of ``source`` for this device with these macros."""

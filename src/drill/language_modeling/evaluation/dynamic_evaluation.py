@@ -21,10 +21,10 @@ from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
     Statistics,
+    checked_parameters,
     text_fingerprint,
-    trained,
 )
-from drill.language_modeling.evaluation.grid_search import Cell, Search, Settings, grid
+from drill.language_modeling.evaluation.grid_search import Cell, Search, Settings, run_grid
 from drill.language_modeling.evaluation.perplexity import Perplexity, Progress, Text, single_stream
 from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
@@ -77,7 +77,7 @@ def dynamic_perplexity(
     data = single_stream("dynamic_perplexity", model, ids, limit)
     segments = list(evaluation_segments(len(data), bptt))
     statistics.check(model)
-    named = trained(model)
+    named = checked_parameters(model)
     parameters = list(named.values())
     start = [p.detach().clone() for p in parameters]
     decay = statistics.decay(lamb)
@@ -172,7 +172,7 @@ def dynamic_search(
 
     points = [{"lr": lr, "lamb": lamb} for lr in lrs for lamb in lambs]
     tokens = len(data) - 1
-    return grid(
+    return run_grid(
         points, evaluate, key=key, tokens=tokens, file=file, progress=progress, report=report
     )
 

@@ -64,7 +64,7 @@ class Statistics:
 
     def check(self, model: LanguageModel) -> None:
         """Raise StaleStatistics unless they belong to ``model`` as it is now."""
-        other = sorted(self.roots.keys() ^ trained(model).keys())
+        other = sorted(self.roots.keys() ^ checked_parameters(model).keys())
         if other or self.weights != weights_fingerprint(model):
             which = f"parameters ({other[0]})" if other else "weights"
             raise StaleStatistics(
@@ -127,7 +127,7 @@ def gradient_statistics(
         found = Statistics.load(file)
         if (found.weights, found.text, found.precision) == (weights, text, precision):
             return found
-    parameters = trained(model)
+    parameters = checked_parameters(model)
     squares = [torch.zeros_like(p) for p in parameters.values()]
 
     def add(_: Tensor, grads: list[Tensor], length: int) -> None:
@@ -157,7 +157,7 @@ def statistics_columns(tokens: int, bptt: int) -> int:
     return max(1, min(COLUMNS, tokens // (bptt + 1)))
 
 
-def trained(model: LanguageModel) -> dict[str, Tensor]:
+def checked_parameters(model: LanguageModel) -> dict[str, Tensor]:
     """``trained_parameters``, checked."""
     parameters: dict[str, Tensor] = {**model.trained_parameters()}
     if not parameters:

@@ -39,7 +39,7 @@ class Search:
         return found
 
 
-def grid(
+def run_grid(
     points: Sequence[Settings],
     evaluate: Callable[[Settings, Progress], Perplexity],
     *,

@@ -19,7 +19,7 @@ from drill.language_modeling.evaluation.perplexity import (
     check_and_batchify,
     hidden_states,
 )
-from drill.language_modeling.new_words import extended
+from drill.language_modeling.new_words import extend_model
 from drill.language_modeling.run import LanguageModelRun
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
@@ -132,7 +132,7 @@ def held_out_run(run: LanguageModelRun) -> LanguageModelRun:
         raise SettingsError(
             "has no held-out words", key=str(run.folder.path), hint="train with data.held_out=500"
         )
-    model, vocabulary = extended(
+    model, vocabulary = extend_model(
         run.model, run.vocabulary, run.settings.labels, words, run.vocabulary.descriptions
     )
     return replace(run, model=model, vocabulary=vocabulary)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.loss.checks import IGNORED, check_head
+from drill.kernels.loss.checks import IGNORE_INDEX, check_head
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.runtime.checks import is_integer, is_number, require
 from drill.kernels.runtime.dispatch import must_not_wait
@@ -203,8 +203,8 @@ class AdaptiveSoftmax(WrappingLayer):
         cluster = torch.where(ignored | outside, 0, cluster)
         in_head = torch.where(cluster == 0, rank, self.cutoffs[0] - 1 + cluster)
         # Not the caller's ignore_index, which may equal a rank.
-        in_head = torch.where(ignored, IGNORED, torch.where(outside, OUTSIDE, in_head))
-        options = options._replace(reduction="none", ignore_index=IGNORED)
+        in_head = torch.where(ignored, IGNORE_INDEX, torch.where(outside, OUTSIDE, in_head))
+        options = options._replace(reduction="none", ignore_index=IGNORE_INDEX)
 
         def cost(s: ClusterSoftmax, context: Tensor, targets: Tensor) -> Tensor:
             """(n, 1), or (n, 2) with the adversarial losses: only labels are lowered."""
@@ -220,7 +220,8 @@ class AdaptiveSoftmax(WrappingLayer):
         head, *clusters = softmaxes
         losses = cost(head, context, in_head)
         inside = [
-            torch.where(cluster == i + 1, rank - c, IGNORED) for i, c in enumerate(self.cutoffs)
+            torch.where(cluster == i + 1, rank - c, IGNORE_INDEX)
+            for i, c in enumerate(self.cutoffs)
         ]
         if must_not_wait(context.device):
             for softmax, own in zip(clusters, inside, strict=True):

@@ -222,7 +222,7 @@ class WeightAverage:
         for value, p in zip(self.values, self.params, strict=True):
             value.lerp_(p, self._share.to(p.dtype))
 
-    def replayed(self) -> None:
+    def mark_replayed(self) -> None:
         """Count a replayed ``add`` as a change of the tensors."""
         increment_version(self.values)
 

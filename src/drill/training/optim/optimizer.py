@@ -163,7 +163,7 @@ class ScheduledOptimizer(abc.ABC):
         """Why a step with these gradients cannot be a replay; None if it can."""
         return None
 
-    def replayed(self) -> None:
+    def mark_replayed(self) -> None:
         """Count a replayed ``apply_step`` as a change of the tensors: torch did not see it."""
         state = self._begun().state
         values = [each for entries in state.values() for each in entries.values()]
@@ -171,7 +171,7 @@ class ScheduledOptimizer(abc.ABC):
             [*self.parameters.values(), *(each for each in values if isinstance(each, Tensor))]
         )
         if self.late_average is not None:
-            self.late_average.replayed()
+            self.late_average.mark_replayed()
 
     def epoch_ended(self, valid_loss: float) -> None:
         """Called with the validation loss of an epoch."""

@@ -12,7 +12,7 @@ from drill.data.text.corpora import NAMES
 from drill.errors import RunFolderError
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
-from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, recipe, saved
+from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, read_settings, recipe
 
 OVER_ALL_EPOCHS = ("linear", "cosine", "one-cycle")  # schedules that end with the run
 CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
@@ -77,7 +77,7 @@ def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | 
     begun = run.last.exists() or run.best.exists()
     if not begun or not run.recipe.exists():
         return begun, None
-    own = saved(run.recipe)
+    own = read_settings(run.recipe)
     changes = located(own, run).differences(located(settings))
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""

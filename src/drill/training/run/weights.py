@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from drill.errors import RunFolderError
 from drill.training.run.checkpoint import copy_into, fingerprint_in, load, under
 from drill.training.run.folder import RunFolder
-from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, saved
+from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, read_settings
 
 Weights = Literal["averaged", "best", "last"]
 """``averaged``, of translators, where they are better than the best single ones."""
@@ -48,7 +48,7 @@ def settings_of(run: RunFolder, task: str | None = None) -> Settings:
             f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
         )
     run.check_files()
-    settings = saved(run.recipe)
+    settings = read_settings(run.recipe)
     if task not in (None, settings.task):
         kinds = {LANGUAGE_MODEL: "language model", TRANSLATION: "translator"}
         raise RunFolderError(

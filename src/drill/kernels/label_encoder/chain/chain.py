@@ -20,7 +20,7 @@ from drill.kernels.label_encoder.options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder.weight_gradients import EXTRA, planes_for_sums, sum_in_parts
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.hopper import SHARED, hopper_missing
-from drill.kernels.runtime.nvrtc import CompileError, DriverError, Kernel, compiled
+from drill.kernels.runtime.nvrtc import CompileError, DriverError, Kernel, load_kernel
 from drill.kernels.runtime.overlap import awaited_by, on_stream
 from drill.kernels.runtime.padding import aligned, without_padding
 
@@ -123,7 +123,7 @@ def _shape(embedding: Tensor, options: Options, depth: int) -> Shape:
 
 
 def _kernel(source: Path, shape: Shape, device: torch.device) -> Kernel:
-    return compiled(source, source.stem, shape.defines(), shape.shared, device)
+    return load_kernel(source, source.stem, shape.defines(), shape.shared, device)
 
 
 class _Parameters(ctypes.Structure):
@@ -135,7 +135,7 @@ class _Parameters(ctypes.Structure):
 
 def _for_parameters(name: str, shape: Shape, device: torch.device) -> Kernel:
     defines = {"WIDTH": shape.width, "MAPS": shape.maps, "MOST": MOST_MAPS}
-    return compiled(PARAMETERS, f"chain_{name}", defines, 0, device)
+    return load_kernel(PARAMETERS, f"chain_{name}", defines, 0, device)
 
 
 class ChainEncode(torch.autograd.Function):
@@ -180,7 +180,7 @@ class ChainEncode(torch.autograd.Function):
                 tiles,
                 ctypes.c_float(options.scale),
             ],
-            together=False,
+            cooperative=False,
         )
         if keep:
             ctx.save_for_backward(bits, X, kept, U_back)
@@ -214,7 +214,7 @@ def _gradients(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
         _blocks(dY.device, tiles),
         THREADS,
         [dY, U, bits, kept, G, dP, dE, V, dP.shape[1], tiles, ctypes.c_float(ctx.scale)],
-        together=False,
+        cooperative=False,
     )
     dU, db = finished(sum_in_parts(dP, X, V), shape, *ctx.dtypes[1:])
     of_biases = db.to(ctx.dtypes[2]).unbind() if ctx.has_bias else ()
@@ -245,7 +245,7 @@ def prepared(
         -(-U.numel() // (8 * PARAMETER_THREADS)),
         PARAMETER_THREADS,
         [table, U, U_back, b, int(wide), int(wide_biases)],
-        together=False,
+        cooperative=False,
     )
     return U, U_back, b
 
@@ -262,7 +262,7 @@ def finished(
         -(-L * d * (d // 4 + 1) // PARAMETER_THREADS),
         PARAMETER_THREADS,
         [sums, dU, db, parts, int(wide), int(wide_biases)],
-        together=False,
+        cooperative=False,
     )
     return dU, db
 

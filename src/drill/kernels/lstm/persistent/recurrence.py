@@ -18,7 +18,7 @@ from torch import Tensor
 from drill.errors import DrillError
 from drill.kernels.lstm.persistent.layout import CLUSTER, Layout, Shape, cut, layout
 from drill.kernels.runtime.hopper import SHARED, hopper_missing
-from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, compiled
+from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, load_kernel
 
 ROOM_SOURCE = Path(__file__).with_name("cluster_occupancy.cu")
 EMPTY = -1  # as int16: no conversion to bfloat16 gives it
@@ -39,7 +39,7 @@ def _room(index: int) -> int | str:
     device = torch.device("cuda", index)
     try:
         with torch.cuda.device(index):
-            kernel = compiled(ROOM_SOURCE, "cluster_of_eight", {}, SHARED, device)
+            kernel = load_kernel(ROOM_SOURCE, "cluster_of_eight", {}, SHARED, device)
             processors = torch.cuda.get_device_properties(index).multi_processor_count
             return kernel.clusters_at_once(processors // CLUSTER * CLUSTER, 256)
     except (CompileError, DriverError) as error:
@@ -62,7 +62,7 @@ def _kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kern
     name = "backward" if shape.backward else "forward"
     defines = {"H": shape.hidden, "TILES": tiles, "GROUPS": groups, "BACKWARD": int(shape.backward)}
     source = Path(__file__).with_name(f"{name}.cu")
-    return compiled(source, f"lstm_{name}", defines, shape.shared(tiles, groups), device)
+    return load_kernel(source, f"lstm_{name}", defines, shape.shared(tiles, groups), device)
 
 
 STALLED = "the LSTM kernel waited in vain for room on the GPU: others fill it"
