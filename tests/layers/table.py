@@ -102,6 +102,9 @@ CASES: dict[str, Case] = {
         "deep-residual", depth=1, activation="silu", norm="rms", block="mlp", zero_start=True
     ),
     "deep gate": row("deep-residual", depth=2, gate="label", residual_between=True),
+    "deep frequency gate": row(
+        "deep-residual", depth=2, gate="frequency", gate_count=3.0, counts=COUNTS, block="mlp"
+    ),
     "deep centred": row("deep-residual", depth=2, center=True, **drop),
     "deep on both sides": row("deep-residual", depth=2, apply_to="both"),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),

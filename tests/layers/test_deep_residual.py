@@ -60,6 +60,23 @@ def test_a_gate_leads_from_weight_tying_to_the_layer_without_it(embedding, gate)
         torch.testing.assert_close(gated.labels(), torch.lerp(embedding.weight, deep.labels(), g))
 
 
+def test_a_frequency_gate_leaves_frequent_labels_tied(embedding):
+    counts = torch.zeros(V)
+    counts[1], counts[2] = 50.0, 1e12
+    layer = DeepResidual(embedding, depth=1, gate="frequency", gate_count=50, counts=counts)
+    assert [name for name, _ in layer.named_parameters() if "gate" in name] == []
+    map_of = layer.labels() - embedding.weight
+    deep = layer.maps[0](embedding.weight, None)
+    torch.testing.assert_close(map_of[0], deep[0])
+    torch.testing.assert_close(map_of[1], deep[1] / 2)
+    torch.testing.assert_close(map_of[2], torch.zeros(D), atol=1e-6, rtol=0)
+    layer.resize(V + 2)  # training has not seen the new ones
+    assert layer.gates[V:].tolist() == [1.0, 1.0]
+    start = {"zero_start": True, "activation": "silu", "block": "mlp"}
+    tied = DeepResidual(embedding, gate="frequency", counts=torch.zeros(V + 2), **start)
+    assert torch.equal(tied.labels(), embedding.weight)
+
+
 def test_the_gates_of_new_labels_are_the_mean(embedding):
     layer = DeepResidual(embedding, depth=1, gate="label")
     nn.init.uniform_(layer.gates)
@@ -106,7 +123,7 @@ def test_centring_keeps_the_offset_of_sigmoid_out_of_bfloat16():
     ("options", "reason"),
     [
         ({"center": True}, "centred"),
-        ({"gate": "label"}, "gate per label"),
+        ({"gate": "label"}, "gate='label'"),
         ({"norm": "rms"}, "norm='rms'"),
         ({"block": "mlp"}, "block='mlp'"),
     ],

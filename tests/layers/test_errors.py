@@ -240,6 +240,9 @@ BUILDS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     ("impl", DeepResidual, {"impl": "fast"}),
     *((option, DeepResidual, {option: "batch"}) for option in ("norm", "block", "gate")),
     ("gate", DeepResidual, {"gate": "label", "residual": False}),
+    ("gate_count", DeepResidual, {"gate_count": 0.0}),
+    ("counts", DeepResidual, {"gate": "frequency"}),
+    ("counts", DeepResidual, {"gate": "frequency", "counts": [1.0]}),
     ("gate", DeepResidual, {"gate": "label", "activation": "tanh", "zero_start": True}),
     ("zero_start", DeepResidual, {"activation": "relu", "zero_start": True}),
     *(

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from drill.kernels.runtime.checks import is_integer, is_number, require
+from drill.kernels.runtime.checks import invalid, is_integer, is_number, require
 from drill.kernels.runtime.checks import one_of as one_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -49,6 +49,19 @@ def check_positive(layer: str, name: str, value: float) -> float:
 def check_bool(layer: str, name: str, value: bool) -> bool:
     require(isinstance(value, bool), layer, name, "True or False", value)
     return value
+
+
+def check_counts(layer: str, counts: Tensor | Sequence[float] | None, labels: int) -> Tensor:
+    """Training counts as a tensor (V,)."""
+    if not isinstance(counts, Tensor):  # on the CPU, also while a layer is built on meta
+        counts = torch.as_tensor(() if counts is None else counts, device="cpu", dtype=torch.double)
+    shape = tuple(counts.shape)
+    require(shape == (labels,), layer, "counts", f"one per label, ({labels},)", shape)
+    wrong = ~(counts >= 0)  # NaN, too
+    if not counts.is_meta and wrong.any():
+        first = int(wrong.nonzero()[0])
+        raise invalid(layer, f"counts[{first}]", "at least 0", counts[first].item())
+    return counts
 
 
 def same_width(layer: str, first: str, a: int, second: str, b: int) -> None:

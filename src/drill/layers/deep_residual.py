@@ -10,7 +10,8 @@ Options beyond the paper, each of which may be combined with the others:
 
     norm="rms"    f^(i) reads X / rms(X)
     block="mlp"   f^(i)(X) = drop(act(X U^(i) + b^(i)) W^(i))
-    gate          E^(depth) = g (f^(depth)(E^(depth-1)) [+ E^(depth-1)]) + E,   g = 0 at the start
+    gate          E^(depth) = g (f^(depth)(E^(depth-1)) [+ E^(depth-1)]) + E,   g = 0 at the start,
+                  or g_y = 1 / (1 + count_y / gate_count), not learned, with gate="frequency"
     center        E^(depth) minus the mean of its rows
     apply_to      input words are rows of E^(depth) too, or they alone
 """
@@ -29,7 +30,14 @@ from drill.kernels.label_encoder.encode_labels import (
 )
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.layers.base import MatrixLayer, resize_entries
-from drill.layers.checks import check_bool, check_integer, one_of, same_width
+from drill.layers.checks import (
+    check_bool,
+    check_counts,
+    check_integer,
+    check_positive,
+    one_of,
+    same_width,
+)
 from drill.layers.label_cache import LabelCache
 from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import (
@@ -42,7 +50,7 @@ from drill.layers.label_source import (
 )
 
 SIDES = ("output", "input", "both")
-GATES = ("none", "scalar", "label")
+GATES = ("none", "scalar", "label", "frequency")
 ZERO_AT_ZERO = ("tanh", "gelu", "silu", "none")  # activations that are 0 at 0 and have a slope
 
 
@@ -94,7 +102,11 @@ class DeepResidual(MatrixLayer):
         zero_start: initialise the last map with zeros, so that training starts at weight tying;
             for activation tanh, gelu, silu or none, and for any with block="mlp", where W is zero.
         gate: a learned factor of the last map, "scalar" or one per "label"; it starts at zero, so
-            that training starts at weight tying with any activation. "none": no gate.
+            that training starts at weight tying with any activation. "frequency": fixed, 1 for a
+            label that training has not seen and nearly 0 for frequent ones, which stay tied; it may
+            be combined with ``zero_start``. "none": no gate.
+        gate_count: the training count at which a gate of "frequency" is one half.
+        counts: (V,) training counts of the labels, for gate="frequency".
         center: subtract the mean label in float32 before labels are rounded to a narrower dtype.
             Softmax ignores it, but the offset of sigmoid would cost 2 to 3 bits of bfloat16. The
             mean is over all labels, also for ``labels(rows)``.
@@ -125,6 +137,8 @@ class DeepResidual(MatrixLayer):
         init_range: float = 0.1,
         zero_start: bool = False,
         gate: str = "none",
+        gate_count: float = 100.0,
+        counts: Tensor | Sequence[float] | None = None,
         center: bool = False,
         apply_to: str = "output",
         map_bias: bool = True,
@@ -156,11 +170,11 @@ class DeepResidual(MatrixLayer):
         self._inputs: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
         if check_bool(name, "zero_start", zero_start) and depth > 0:
-            if not residual or residual_between or gate != "none":
+            if not residual or residual_between or gate in ("scalar", "label"):
                 raise ValueError(
                     f"{name}: zero_start needs residual=True and residual_between=False, so that a "
-                    "last map of zeros leaves the embedding itself, and no gate, which would have "
-                    "no gradient"
+                    "last map of zeros leaves the embedding itself, and no learned gate, which "
+                    "would have no gradient"
                 )
             if (output := maps[-1].output) is not None:
                 nn.init.zeros_(output.weight)
@@ -171,8 +185,14 @@ class DeepResidual(MatrixLayer):
         if gate != "none" and not residual:
             raise ValueError(f"{name}: gate needs residual=True: at 0 it leaves the embedding")
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
-        self.gates: nn.Parameter | None = None  # g
-        if gate != "none" and depth > 0:
+        self.gate_count = check_positive(name, "gate_count", gate_count)
+        self.gates: Tensor | None  # g
+        if gate == "frequency":
+            seen = check_counts(name, counts, label_count(embedding))
+            self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**place))
+        elif gate == "none" or depth == 0:
+            self.gates = None
+        else:
             gates = 1 if gate == "scalar" else label_count(embedding)
             self.gates = nn.Parameter(torch.zeros(gates, **place))
 
@@ -199,7 +219,7 @@ class DeepResidual(MatrixLayer):
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
             if self.center:
                 return self._encoded().index_select(0, rows)
-            gates = gates[rows] if gates is not None and self.gate == "label" else gates
+            gates = gates[rows] if gates is not None and self.gate != "scalar" else gates
         E = label_vectors(self.embedding, rows)
         options = {"residual": self.residual, "residual_between": self.residual_between}
         fused = encode_maps(
@@ -215,12 +235,15 @@ class DeepResidual(MatrixLayer):
         """Why the fused kernels do not encode these labels, if not because of the maps."""
         if self.center:
             return "labels are centred before they are rounded"
-        return None if self.gates is None else f"the last map has a gate per {self.gate}"
+        return None if self.gates is None else f"the last map has gate={self.gate!r}"
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         super().resize(new_size, vectors)
-        if self.gates is not None and self.gate == "label":
+        if isinstance(self.gates, nn.Parameter) and self.gate == "label":
             resize_entries(self.gates, new_size)
+        elif self.gates is not None and self.gate == "frequency":  # 1: training has not seen them
+            new = max(0, new_size - len(self.gates))
+            self.gates = torch.cat([self.gates[:new_size], self.gates.new_ones(new)])
 
     def label_kernel_summary(self) -> list[str]:
         if self.depth == 0:
@@ -230,8 +253,9 @@ class DeepResidual(MatrixLayer):
         return [f"labels {impl} ({reason})"]
 
     def extra_repr(self) -> str:
+        rare = f"gate_count={self.gate_count} by counts, " if self.gate == "frequency" else ""
         return (
             f"{super().extra_repr()}, depth={self.depth}, residual={self.residual}, "
-            f"residual_between={self.residual_between}, gate={self.gate!r}, "
+            f"residual_between={self.residual_between}, gate={self.gate!r}, {rare}"
             f"center={self.center}, apply_to={self.apply_to!r}, impl={self.impl!r}"
         )

@@ -411,7 +411,7 @@ def output_layer(
         options["hidden_size"] = sum(widths)
     if "widths" in takes:
         options["widths"] = widths
-    if "counts" in takes:
+    if "counts" in takes and options.get("gate", "frequency") == "frequency":
         options["counts"] = counts()
     if not wraps(kind):
         return kind(embedding, **options)

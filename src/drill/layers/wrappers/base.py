@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import Implementation, reduce_losses, token_losses
-from drill.kernels.runtime.checks import invalid, require, require_type
+from drill.kernels.runtime.checks import require_type
 from drill.layers.base import (
     LossOptions,
     MatrixLayer,
@@ -19,6 +19,7 @@ from drill.layers.base import (
     OutputLayer,
     nll_with_lowered_target,
 )
+from drill.layers.checks import check_counts
 
 MOST_ROWS = 256
 """Most tokens whose (rows, V) log-probabilities are in memory at once."""
@@ -188,18 +189,10 @@ class Ranking(nn.Module):
     ) -> None:
         super().__init__()
         self.owner = owner
-        labels = layer.vocabulary_size
         ids: Tensor | None = None
         if counts is not None:
-            if not isinstance(counts, Tensor):  # on the CPU, also while a layer is built on meta
-                counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
-            shape = tuple(counts.shape)
-            require(shape == (labels,), owner, "counts", f"one per label, ({labels},)", shape)
-            wrong = ~(counts >= 0)  # NaN, too
-            if not counts.is_meta and wrong.any():
-                first = int(wrong.nonzero()[0])
-                raise invalid(owner, f"counts[{first}]", "at least 0", counts[first].item())
-            ids = torch.argsort(counts, descending=True, stable=True)
+            seen = check_counts(owner, counts, layer.vocabulary_size)
+            ids = torch.argsort(seen, descending=True, stable=True)
             ids = ids.to(next(layer.parameters(), ids).device)
         self.register_buffer("ids", ids)
 
