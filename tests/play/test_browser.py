@@ -161,6 +161,10 @@ def test_a_translator_by_keyboard(pairs_place, serve, opened):
     page.keyboard.type("a b c")
     page.keyboard.press("Control+Enter")
     page.locator("#translations tbody tr").nth(2).wait_for()
+    attention = "{source: ['a', 'b'], target: ['c'], weights: [[0.25, 0.75]]}"
+    page.evaluate(f"$('translations').append(...heat_map({attention}))")  # tiny translates to ""
+    page.locator(".attention td").last.click()
+    page.locator("#translations .note", has_text="c ← b: 0.75").wait_for()
     page.locator("#tab-word").click()
     page.locator("#word-form input").fill("abcdefgh")
     page.keyboard.press("Enter")

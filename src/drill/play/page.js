@@ -417,21 +417,24 @@ function translation(found, run, order) {
     make("p", { class: "best" }, ...best.flatMap(([word, differs]) => [differs ? make("mark", {}, word) : word, " "])),
     make("div", { class: "scroll" }, table));
   if (found.attention)
-    made.append(make("details", {}, make("summary", {}, "Attention to the source"), make("div", { class: "scroll" }, heat_map(found.attention))));
+    made.append(make("details", {}, make("summary", {}, "Attention to the source"), ...heat_map(found.attention)));
   return made;
 }
 
 function heat_map({ source, target, weights }) {
   const largest = Math.max(...weights.flat());
+  const value = make("p", { class: "note" }, "Click a cell for its weight.");
   const cell = (weight, i, j) => {
-    const made = make("td", { title: `${target[i]} ← ${source[j]}: ${weight}` });
+    const text = `${target[i]} ← ${source[j]}: ${weight}`;
+    const made = make("td", { title: text, onclick: () => (value.textContent = text) });
     made.style.opacity = weight / largest;
     return made;
   };
-  return make("table", { class: "attention" },
+  const table = make("table", { class: "attention" },
     make("thead", {}, make("tr", {}, make("th"), ...source.map((piece) => make("th", { scope: "col" }, piece)))),
     make("tbody", {}, ...weights.map((row, i) =>
       make("tr", {}, make("th", { scope: "row" }, target[i]), ...row.map((weight, j) => cell(weight, i, j))))));
+  return [value, make("div", { class: "scroll" }, table)];
 }
 
 // -- look up -------------------------------------------------------------------------------------
