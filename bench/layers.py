@@ -87,10 +87,12 @@ def main() -> None:
     options = parser(__doc__, list(SIZES))
     options.add_argument("--impl", default="auto", choices=get_args(Implementation))
     options.add_argument("--unchecked", action="store_true", help="pass check=False")
+    options.add_argument("--layer", nargs="+", choices=BUILDERS, help="default: all")
     args = options.parse_args()
     report = Report("layers", args)
     for setting in settings(args, list(SIZES)):
-        results = measure(variants(setting, args.impl, not args.unchecked), args)
+        found = variants(setting, args.impl, not args.unchecked)
+        results = measure({name: found[name] for name in args.layer or found}, args)
         report.add(setting, results, impl=args.impl)
     report.finish("MiB beyond gradients: peak beyond parameters, inputs and returned gradients")
 

@@ -28,7 +28,11 @@ SIZES = {
     "nmt": Size(4096, 32_000, 512),  # Transformer base, subwords
     "multi30k": Size(4096, 10_000, 256),  # Transformer small, subwords
     "llm": Size(4096, 128_256, 4096),  # Llama 3, 8B
+    "500k": Size(1024, 500_000, 256),  # words, each a label of its own
+    "2m": Size(1024, 2_000_000, 256),
 }
+LARGE = ("500k", "2m")
+"""Sizes that are measured only where they are asked for."""
 DTYPES = ("float32", "tf32", "bfloat16", "autocast")
 
 
@@ -88,7 +92,8 @@ def settings(
         raise SystemExit("tf32 is a mode of CUDA devices; use --dtype float32")
     for dtype in args.dtype or (on_cuda if cuda else ["float32"]):
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-        for name in args.size or (names if cuda else names[:on_cpu]):
+        usual = [name for name in names if name not in LARGE]
+        for name in args.size or (usual if cuda else usual[:on_cpu]):
             size = SIZES[name]
             if args.quick:
                 size = Size(size.tokens // 20, size.labels // 10, size.width // 8)
