@@ -26,12 +26,13 @@ SIZES = {
     "ptb": Size(1400, 10_000, 400),  # Penn Treebank, batch 20 of 70 tokens
     "wt2": Size(5600, 33_278, 400),  # WikiText-2, batch 80
     "nmt": Size(4096, 32_000, 512),  # Transformer base, subwords
+    "big": Size(4096, 32_000, 1024),  # Transformer big
     "multi30k": Size(4096, 10_000, 256),  # Transformer small, subwords
     "llm": Size(4096, 128_256, 4096),  # Llama 3, 8B
     "500k": Size(1024, 500_000, 256),  # words, each a label of its own
     "2m": Size(1024, 2_000_000, 256),
 }
-LARGE = ("500k", "2m")
+LARGE = ("big", "500k", "2m")
 """Sizes that are measured only where they are asked for."""
 DTYPES = ("float32", "tf32", "bfloat16", "autocast")
 

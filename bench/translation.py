@@ -23,7 +23,11 @@ from drill.translation.export_marian import marian_weights
 from drill.translation.search.search import Decoding, beam_search, encoded_once
 
 BASE = "MarianMT"
-SIZES = {"multi30k": (4, 4, 1024), "nmt": (6, 8, 2048)}  # blocks, heads, inner width
+SIZES = {
+    "multi30k": (4, 4, 1024),
+    "nmt": (6, 8, 2048),
+    "big": (6, 16, 4096),
+}  # blocks, heads, inner width
 NAMES = tuple(SIZES)
 GRAPH, COMPILED = ", CUDA graph", ", torch.compile"
 PAD, BEGIN, END = 0, 1, 2

@@ -12,9 +12,8 @@ TRANSLATIONS = [name for name in recipe_names() if recipe(name).task == TRANSLAT
 
 
 def test_there_is_a_recipe_for_every_corpus_and_layer():
-    wanted = {
-        f"{c}-{k}" for c in ("wmt14", "europarl", "multi30k") for k in ("tied", "dual", "drill")
-    }
+    models = ("wmt14", "europarl", "europarl-big", "multi30k")
+    wanted = {f"{model}-{layer}" for model in models for layer in ("tied", "dual", "drill")}
     assert set(TRANSLATIONS) == wanted | {"mt-demo", "mt-demo-tied"}
 
 

@@ -51,6 +51,7 @@ class Size:
 
 
 PRESETS: dict[str, Size] = {
+    "big": Size(1024, 6, 16, 4096, 0.3),
     "base": Size(512, 6, 8, 2048, 0.1),
     "small": Size(256, 4, 4, 1024, 0.1),
     "tiny": Size(128, 2, 4, 512, 0.1),
@@ -146,7 +147,7 @@ class Transformer(nn.Module):
         pad=2)``.
 
         Args:
-            name: "base", "small" or "tiny".
+            name: "big", "base", "small" or "tiny".
             source_embedding: of the preset's width.
             target_embedding: the source's by default.
             changes: other arguments of the class, instead of the preset's.
