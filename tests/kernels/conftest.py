@@ -1,6 +1,7 @@
 import pytest
 
 from drill.kernels.label_encoder import encode_labels as label_encoder
+from drill.kernels.runtime.dispatch import INTERPRETED
 
 
 @pytest.fixture
@@ -22,6 +23,8 @@ def few_programs(monkeypatch):
 
     A width of 144 still has three of them in a row, the last one ragged.
     """
+    if not INTERPRETED:
+        return
     monkeypatch.setattr("drill.kernels.label_encoder.dropout_bits._BLOCK", 8192)
     monkeypatch.setattr("drill.kernels.label_encoder.locked.locked_encode._U_ROWS", 64)
     monkeypatch.setattr("drill.kernels.label_encoder.locked.locked_encode._ROWS", 64)

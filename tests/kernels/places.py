@@ -1,27 +1,40 @@
 """Where kernels are tested: by the interpreter on a CPU, and on a GPU."""
 
 import pytest
+import torch
 
 from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+interpreted = pytest.mark.skipif(
+    not (TRITON_INSTALLED and INTERPRETED), reason="Triton is not installed, or runs on the GPU"
+)
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
+numpy_warnings = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+on_gpu = pytest.param("cuda", marks=pytest.mark.gpu)
+both_devices = pytest.mark.parametrize("device", ["cpu", on_gpu])
 every_device = pytest.mark.parametrize(
     "device",
     [
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="runs on the GPU")),
-        pytest.param("cuda", marks=pytest.mark.gpu),
+        pytest.param("cpu", marks=interpreted),
+        pytest.param("cuda", marks=[pytest.mark.gpu, needs_triton]),
     ],
 )
+"""Of tests that run Triton kernels."""
 every_impl = pytest.mark.parametrize(
     ("impl", "device"),
     [
         ("reference", "cpu"),
-        pytest.param(
-            "triton",
-            "cpu",
-            marks=pytest.mark.skipif(
-                not (TRITON_INSTALLED and INTERPRETED), reason="Triton does not interpret"
-            ),
-        ),
-        pytest.param("triton", "cuda", marks=pytest.mark.gpu),
+        pytest.param("triton", "cpu", marks=interpreted),
+        pytest.param("triton", "cuda", marks=[pytest.mark.gpu, needs_triton]),
     ],
 )
+
+
+def on_hopper(test):
+    """Marks a test that needs a Hopper GPU."""
+    return pytest.mark.gpu(needs_hopper(test))

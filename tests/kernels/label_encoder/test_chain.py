@@ -1,12 +1,15 @@
-"""All maps of the label encoder in one launch; see ``test_label_encoder`` for what all share."""
+"""All maps of the label encoder in one launch; see ``test_encode_labels`` for what all share."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from drill.kernels.label_encoder.chain import chain as module
 from drill.kernels.label_encoder.chain.chain import (
+    CLUSTER,
     MOST_STAGES,
     ROWS,
     ChainEncode,
@@ -18,17 +21,31 @@ from drill.kernels.label_encoder.chain.chain import (
 from drill.kernels.label_encoder.options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder.weight_gradients import MANY, planes_for_sums, sum_in_parts
 from drill.kernels.runtime.hopper import SHARED
-from tests.kernels.hopper import needs_hopper
 from tests.kernels.label_encoder.test_encode_labels import (
+    assert_no_less_exact,
     assert_replays,
     build,
     given,
     solve,
     with_masks,
 )
-from tests.kernels.label_encoder.test_exactness import assert_no_less_exact
+from tests.kernels.places import on_hopper
 
 PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("processors", [1, 2, 3, 5, 6, 7, 12, 14, 60, 132])  # of a part, of a GPU
+def test_clusters_are_whole_and_at_least_one(processors, monkeypatch, overlapped):
+    properties = SimpleNamespace(multi_processor_count=processors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(module, "awaited_by", lambda: object() if overlapped else None)
+    share = processors // 3 if overlapped else processors
+    for tiles in (CLUSTER, 4 * CLUSTER, 1000 * CLUSTER):
+        blocks = module._blocks(torch.device("cuda"), tiles)
+        assert blocks % CLUSTER == 0
+        assert CLUSTER <= blocks <= max(CLUSTER, min(tiles, share))
+        assert blocks == tiles or blocks + CLUSTER > share  # no multiprocessor is left idle
 
 
 def as_streamed(U: Tensor) -> Tensor:
@@ -62,8 +79,7 @@ def test_sums_in_parts_are_the_sums(labels):
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 @pytest.mark.parametrize(
     ("dtype", "bias_dtype"),
     [*((each, each) for each in (torch.float32, torch.bfloat16, torch.float16)), *MIXED],
@@ -86,8 +102,7 @@ def test_parameters_are_laid_out_for_both_passes(width, maps, biased, dtype, bia
     assert nothing.numel() == 0
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 @pytest.mark.parametrize(
     ("dtype", "bias_dtype"),
     [*((each, each) for each in (torch.float32, torch.bfloat16)), *MIXED],
@@ -107,8 +122,7 @@ def test_a_cpu_is_refused():
     assert chain_missing(E, torch.bfloat16, PLAIN, 4) == "it needs an NVIDIA GPU, not cpu"
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 def test_what_it_cannot_encode_is_said():
     def missing(V=128, d=16, dtype=torch.bfloat16, depth=4, **changes):
         E = torch.zeros(V, d, device="cuda")
@@ -157,22 +171,23 @@ def chained(monkeypatch):
         return apply(*given)
 
     monkeypatch.setattr(ChainEncode, "apply", counted)
-    yield calls
+    yield
     assert calls
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+def by_chain(test):
+    """Marks a test whose labels are encoded in one launch."""
+    return on_hopper(pytest.mark.usefixtures("chained")(test))
+
+
+@by_chain
 @every_case
 def test_no_less_exact_than_the_loop(size, options):
     layer, masks, grad = given(*size, "cuda", **options)
     assert_no_less_exact(layer, masks, grad, torch.bfloat16)
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+@by_chain
 @every_case
 def test_labels_in_float32_under_autocast(size, options):
     layer, masks, grad = given(*size, "cuda", **options)
@@ -188,9 +203,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item()
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+@by_chain
 @every_case
 def test_repeats_bit_by_bit(size, options):
     layer, masks, grad = given(*size, "cuda", **options)
@@ -199,9 +212,7 @@ def test_repeats_bit_by_bit(size, options):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+@by_chain
 @pytest.mark.parametrize("labels", [128, 129, 255, 256, 257, 300, 384, 385])
 def test_any_number_of_labels(labels):
     layer, masks, grad = given(labels, 48, "cuda", activation="tanh", **STANDARD)
@@ -217,9 +228,7 @@ def test_any_number_of_labels(labels):
     assert not after.any()
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+@by_chain
 def test_two_encodings_before_a_gradient():
     layer, masks, grad = given(500, 400, "cuda", activation="relu", **STANDARD)
     layer = layer.bfloat16()
@@ -236,9 +245,7 @@ def test_two_encodings_before_a_gradient():
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+@by_chain
 @pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh", "gelu", "silu", "none"])
 @pytest.mark.parametrize(("size", "bad"), [((300, 64), 130), ((17_100, 24), 5)])
 def test_a_nan_in_one_label_stays_with_that_label(activation, size, bad):
@@ -254,9 +261,7 @@ def test_a_nan_in_one_label_stays_with_that_label(activation, size, bad):
     assert not gradient[torch.arange(size[0]) != bad].isnan().any()
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+@by_chain
 def test_no_gradient_passes_where_relu_rests_at_zero():
     layer = build(200, 64, "cuda", activation="relu", depth=2, map_bias=False).bfloat16()
     with torch.no_grad():
@@ -266,9 +271,7 @@ def test_no_gradient_passes_where_relu_rests_at_zero():
     assert torch.equal(fused[1][7], loop[1][7])
 
 
-@pytest.mark.gpu
-@needs_hopper
-@pytest.mark.usefixtures("chained")
+@by_chain
 def test_a_recorded_encoding_replays():
     layer, masks, grad = given(700, 400, "cuda", activation="relu", depth=4, **STANDARD)
     assert_replays(layer.bfloat16(), masks, grad, times=2)

@@ -4,26 +4,12 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drill.kernels.label_encoder.options import DRAWS, KeptBits, draw_kept_bits
-from drill.kernels.runtime import dispatch as module
-from drill.layers import DeepResidual
+from tests.kernels.places import every_device, needs_triton
 
-triton_runs = pytest.mark.skipif(not module.TRITON_INSTALLED, reason="Triton is not installed")
-interpreted = pytest.mark.skipif(not module.INTERPRETED, reason="Triton runs on the GPU")
-DEVICES = [
-    pytest.param("cpu", marks=[triton_runs, interpreted]),
-    pytest.param("cuda", marks=[triton_runs, pytest.mark.gpu]),
-]
-every_device = pytest.mark.parametrize("device", DEVICES)
-
-
-@pytest.fixture(autouse=True)
-def _few_programs(monkeypatch):
-    """The interpreter runs one after the other."""
-    if module.TRITON_INSTALLED and module.INTERPRETED:
-        monkeypatch.setattr("drill.kernels.label_encoder.dropout_bits._BLOCK", 8192)
+pytestmark = [needs_triton, pytest.mark.usefixtures("few_programs")]
 
 
 def drawn(labels: int, width: int, depth: int, dropout: float, device: str) -> Tensor:
@@ -122,21 +108,7 @@ def test_draws_are_fresh_and_follow_the_seed(device):
     assert not torch.equal(first, second)
 
 
-@every_device
-def test_a_layer_with_standard_dropout_draws_bits_and_only_in_training(device):
-    layer = DeepResidual(
-        nn.Embedding(20, 16), depth=3, dropout=0.5, locked=False, impl="triton"
-    ).to(device)
-    masks = layer.maps[0].draw_masks(layer.label_weight, layer.depth)
-    assert isinstance(masks, KeptBits)
-    assert masks.bits.shape == (3, 20, 2)
-    assert not torch.equal(layer.labels(), layer.labels())
-    layer.eval()
-    assert torch.equal(layer.labels(), layer.labels())
-
-
 @pytest.mark.gpu
-@triton_runs
 def test_replays_of_a_cuda_graph_draw_afresh():
     E = torch.empty(50, 64, device="cuda")
     draw_kept_bits(E, 4, 0.5)  # compiled before the capture

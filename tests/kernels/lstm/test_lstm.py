@@ -16,7 +16,7 @@ from drill.kernels.runtime import nvrtc
 from drill.kernels.runtime.dispatch import log_once
 from drill.kernels.runtime.hopper import SHARED
 from drill.models import AwdLstm
-from tests.kernels.hopper import needs_hopper
+from tests.kernels.places import on_hopper
 from tests.kernels.lstm.problems import errors, problem, solve
 
 
@@ -203,8 +203,7 @@ def test_no_group_is_without_rows():
 # -- on a Hopper GPU ------------------------------------------------------------------------------
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -226,8 +225,7 @@ def test_persistent_is_near_float64_and_repeats_its_bits(sizes):
     assert not lstm_persistent.stalled()
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 @pytest.mark.parametrize("gate", [0, 3], ids=["input", "output"])
 def test_closed_gates_are_as_exact_as_open_ones(gate):
     """Errors are of what little passes.
@@ -251,8 +249,7 @@ def test_closed_gates_are_as_exact_as_open_ones(gate):
     assert max(wrong[3:]) < 6e-3
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 def test_persistent_is_no_worse_than_cudnn_in_bfloat16():
     sizes = (70, 20, 400, 1150)
     truth = solve("cudnn", *problem(*sizes, device="cuda"))
@@ -279,8 +276,7 @@ def test_cudnn_computes_in_the_dtype_of_autocast(dtype):
     assert all(each.dtype == torch.float32 and each.isfinite().all() for each in gradients)
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 def test_the_encoder_takes_it_under_autocast_and_drops_weights_there_too():
     torch.manual_seed(0)
     encoder = AwdLstm(
@@ -310,8 +306,7 @@ def test_the_encoder_takes_it_under_autocast_and_drops_weights_there_too():
     assert float((near.float() - exact).norm() / exact.norm()) < 1e-2
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 def test_weights_may_change_before_their_backward():
     x, h, c, weights, wanted = problem(5, 3, 16, 64, device="cuda", dtype=torch.float32)
     truth = solve("persistent", x, h, c, weights, wanted)[1]
@@ -323,8 +318,7 @@ def test_weights_may_change_before_their_backward():
         assert torch.equal(a, b)
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 def test_a_nan_with_the_bits_of_a_mark_is_not_waited_on():
     x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.bfloat16)
     h = h.detach().clone()

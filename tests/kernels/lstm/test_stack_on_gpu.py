@@ -10,8 +10,10 @@ from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.runtime import streams as second_stream
-from tests.kernels.hopper import needs_hopper
+from tests.kernels.places import needs_hopper
 from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, stack
+
+pytestmark = [pytest.mark.gpu, needs_hopper]
 
 PAPER = [400, 1150, 1150, 400]
 
@@ -20,8 +22,6 @@ def on_gpu(sizes, steps, batch, **options):
     return stack(sizes, steps, batch, device="cuda", dtype=torch.float32, **options)
 
 
-@pytest.mark.gpu
-@needs_hopper
 @pytest.mark.parametrize(
     ("sizes", "steps", "batch"),
     [(PAPER, 70, 20), (PAPER, 37, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
@@ -39,8 +39,6 @@ def test_a_persistent_stack_has_the_bits_of_its_layers(together, sizes, steps, b
     assert not lstm_persistent.stalled()
 
 
-@pytest.mark.gpu
-@needs_hopper
 @pytest.mark.parametrize("steps", [35, 36])
 @pytest.mark.parametrize("batch", [1, 3, 10, 20])
 def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
@@ -59,8 +57,6 @@ def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
     assert not lstm_persistent.stalled()
 
 
-@pytest.mark.gpu
-@needs_hopper
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("late", ["steps", "weights"])
 def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
@@ -101,8 +97,6 @@ def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.gpu
-@needs_hopper
 def test_replays_of_a_stack_are_its_launches():
     *given, wanted = on_gpu(PAPER, 70, 20)
     x, states, weights = given
@@ -129,8 +123,6 @@ def test_replays_of_a_stack_are_its_launches():
     assert not lstm_persistent.stalled()
 
 
-@pytest.mark.gpu
-@needs_hopper
 def test_a_stack_hands_nan_on():
     x, states, weights, _ = on_gpu([16, 64, 650, 40], 12, 4)
     x = x.detach().clone()
@@ -142,8 +134,6 @@ def test_a_stack_hands_nan_on():
     assert all(each[0, 2].isnan().all() for pair in ends for each in pair)
 
 
-@pytest.mark.gpu
-@needs_hopper
 def test_a_stack_drops_between_its_layers_for_all_steps():
     x, states, weights, _ = on_gpu([16, 64, 40], 30, 4)
     whole, _ = lstm_stack(x, states, weights, "persistent")

@@ -14,8 +14,10 @@ from drill.kernels.lstm.lstm import lstm
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.layout import UNITS, cut
 from drill.kernels.lstm.persistent.recurrence import EMPTY
-from tests.kernels.hopper import needs_hopper
+from tests.kernels.places import needs_hopper
 from tests.kernels.lstm.problems import problem
+
+pytestmark = [pytest.mark.gpu, needs_hopper]
 
 LIMIT = 10.0  # seconds; the kernel's patience is four
 
@@ -87,8 +89,6 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
     return *in_order.tensor_split([blocks * UNITS], dim=2), seconds
 
 
-@pytest.mark.gpu
-@needs_hopper
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 def test_a_launch_that_waits_in_vain_gives_up_and_gives_nan(size, backward):
@@ -109,8 +109,6 @@ def test_a_launch_that_waits_in_vain_gives_up_and_gives_nan(size, backward):
     assert not lstm_persistent.stalled()
 
 
-@pytest.mark.gpu
-@needs_hopper
 def test_a_stall_is_reported_once():
     x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.float32)
     lstm_persistent.stalled_flag(x.device.index or 0).fill_(1)

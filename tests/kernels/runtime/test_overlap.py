@@ -24,7 +24,7 @@ from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import autocast_to
-from tests.kernels.hopper import needs_hopper
+from tests.kernels.places import on_hopper
 
 EVENTS: list[str] = []
 
@@ -200,8 +200,7 @@ def layer_and_model(locked):
     return LanguageModel(AwdLstm(embedding, hidden_size=96, layers=2), layer).cuda()
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 @pytest.mark.parametrize("late", [None, "labels", "recurrence"])
 @pytest.mark.parametrize("locked", [True, False])
 def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatch):
@@ -251,8 +250,7 @@ def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatc
         assert all(torch.equal(a, b) for a, b in zip(replayed, launched, strict=True))
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 @pytest.mark.parametrize("locked", [True, False])
 def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
     model = layer_and_model(locked)
@@ -282,8 +280,7 @@ def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
         torch.set_warn_always(always)
 
 
-@pytest.mark.gpu
-@needs_hopper
+@on_hopper
 @pytest.mark.parametrize("locked", [True, False])
 def test_labels_may_be_checkpointed(locked):
     layer = layer_and_model(locked).layer
