@@ -18,6 +18,7 @@ from tests.kernels.loss.test_nll import (
     no_worse_than_eager,
     problem,
 )
+from tests.kernels.places import numpy_warnings
 
 N, V, k = 25, 40, 6
 CHUNKED = ENGINES["chunked"][0]
@@ -64,14 +65,13 @@ def test_half_precision_and_autocast_go_by_labels(caplog):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_gradients_are_those_of_finite_differences(reduction, smoothing, bias):
     given = problem(9, 12, 3, bias=bias, dtype=torch.float64)
-    leaves = [x for x in given[:3] if x is not None]
 
     def loss(*inputs: Tensor) -> Tensor:
         hidden, weight, *rest = inputs
         options = {"reduction": reduction, "label_smoothing": smoothing, "impl": "chunked"}
         return nll(hidden, weight, given.targets, *rest, **options)
 
-    assert torch.autograd.gradcheck(loss, leaves)
+    assert torch.autograd.gradcheck(loss, given.leaves)
 
 
 @pytest.mark.parametrize("size", CHUNKED.sizes, ids=str)
@@ -155,8 +155,7 @@ def gpu_sweep(monkeypatch):
     monkeypatch.setattr(token_sweep, "_cpu_block", token_sweep._gpu_block)
 
 
-# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
-@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@numpy_warnings
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "sum"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @every_engine_and_size

@@ -24,12 +24,19 @@ def solve(impl, x, h, c, weights, wanted, **options):
     Results that hold their graph keep its streams, and torch warns of gradients from another one.
     """
     results = lstm(x, h, c, weights, impl, **options)
+    gradients = differentiate(results, wanted, [x, h, c, *weights])
+    return [*(r.detach() for r in results), *gradients]
+
+
+def differentiate(results, wanted, leaves):
     loss = sum((r.to(w.dtype) * w).sum() for r, w in zip(results, wanted, strict=True))
-    gradients = torch.autograd.grad(loss, [x, h, c, *weights])
-    return tuple(r.detach() for r in results), gradients
+    return torch.autograd.grad(loss, leaves)
 
 
 def errors(found, truth):
-    truths = [each.detach() for each in (*truth[0], *truth[1])]
-    pairs = zip([*found[0], *found[1]], truths, strict=True)
-    return [float((a.detach().double() - b).norm() / b.norm()) for a, b in pairs]
+    pairs = zip(found, truth, strict=True)
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in pairs]
+
+
+def same_bits(found, wanted):
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

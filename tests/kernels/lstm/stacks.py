@@ -46,6 +46,11 @@ def gradients(results, given, wanted):
     return torch.autograd.grad(sum((r.to(w.dtype) * w).sum() for r, w in pairs), leaves)
 
 
+def solved(results, given, wanted):
+    """All results and all gradients."""
+    return [*flat(results), *gradients(results, given, wanted)]
+
+
 def go_together(monkeypatch, together):
     """The last two layers, where they are large enough; or none."""
     monkeypatch.setattr(lstm_together, "recorded", lambda: together)

@@ -6,25 +6,23 @@ import pytest
 import torch
 
 from drill.kernels.lstm.lstm import lstm, lstm_stack
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
-from drill.kernels.lstm.persistent import recurrence as lstm_together
+from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.lstm.persistent.layout import layout
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.runtime import streams as second_stream
-from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.kernels.runtime.dropout_masks import draw_mask
-from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, stack
+from tests.kernels.lstm.problems import errors, same_bits
+from tests.kernels.lstm.stacks import flat, go_together, one_by_one, solved, stack
 
 
 def test_a_stack_is_its_layers_one_by_one():
     *given, wanted = stack([6, 8, 5], 4, 3)
     found, truth = lstm_stack(*given, "reference"), one_by_one(*given, "cudnn")
     torch.testing.assert_close(flat(found), flat(truth), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(
-        gradients(found, given, wanted), gradients(truth, given, wanted), rtol=1e-9, atol=1e-12
-    )
+    grads = (solved(each, given, wanted)[5:] for each in (found, truth))
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-12)
 
 
 def test_what_is_between_layers_is_dropped_for_all_steps():
@@ -83,7 +81,7 @@ def forward_by_step(shape, made, gates, span):
 
 def backward_by_step(shape, w_hh_t, gates, c, dout, marks, made, span):
     """What ``lstm_backward.cu`` writes."""
-    assert (marks.words == lstm_persistent.EMPTY).all()
+    assert (marks.words == recurrence.EMPTY).all()
     dgates, dbias = made.of_steps.view(*dout.shape, 4), made.of_bias.view(*dout.shape[1:], 4)
     if span.end == len(dout):
         dbias.zero_()
@@ -111,17 +109,16 @@ class Stream:
 @pytest.fixture
 def without_gpu(monkeypatch):
     """Recurrences step by step, streams that are none; Triton interprets."""
-    if not TRITON_INSTALLED:
-        pytest.skip("Triton is not installed")
+    pytest.importorskip("triton")
 
     def product(a, b, out_dtype=None, out=None):
         found = a.float() @ b.float()
         return found if out is None else out.copy_(found)
 
     monkeypatch.setattr(torch, "mm", product)
-    monkeypatch.setattr(lstm_persistent, "_room", lambda index: 16)
-    monkeypatch.setattr(lstm_together, "SHORTEST_TOGETHER", 20)
-    monkeypatch.setattr(lstm_together, "SMALLEST_TOGETHER", 1)
+    monkeypatch.setattr(recurrence, "_room", lambda index: 16)
+    monkeypatch.setattr(recurrence, "SHORTEST_TOGETHER", 20)
+    monkeypatch.setattr(recurrence, "SMALLEST_TOGETHER", 1)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -153,13 +150,8 @@ def test_what_is_around_the_recurrences_is_that_of_the_layers(
     *exact, wanted = stack(sizes, steps, 3)
     *given, _ = stack(sizes, steps, 3, dtype=torch.float32)
     truth, found = one_by_one(*exact, "reference"), persistent(*given)
-    pairs = zip(
-        [*flat(found), *gradients(found, given, [w.float() for w in wanted])],
-        [*flat(truth), *gradients(truth, exact, wanted)],
-        strict=True,
-    )
-    errors = [((a - b).norm() / b.norm()).item() for a, b in pairs]
-    assert max(errors) < 2e-2
+    found = solved(found, given, [w.float() for w in wanted])
+    assert max(errors(found, solved(truth, exact, wanted))) < 2e-2
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -178,23 +170,23 @@ def test_two_layers_go_together_where_that_is_recorded(without_gpu, monkeypatch)
     layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
 
     def found(*shapes, steps=20):
-        return lstm_together.go_together(shapes, x[:steps])
+        return recurrence.go_together(shapes, x[:steps])
 
-    monkeypatch.setattr(lstm_together, "recorded", lambda: False)
+    monkeypatch.setattr(recurrence, "recorded", lambda: False)
     assert not found(*layouts)
-    monkeypatch.setattr(lstm_together, "recorded", lambda: True)
+    monkeypatch.setattr(recurrence, "recorded", lambda: True)
     assert found(*layouts)
     assert not found(layouts[0])
     assert not found(*layouts, steps=19)
     assert not found(layout(1150, 16), layout(1150, 16))  # no room for both
     assert found(layout(1150, 16), layout(400, 16))
-    monkeypatch.setattr(lstm_together, "SMALLEST_TOGETHER", 577)
+    monkeypatch.setattr(recurrence, "SMALLEST_TOGETHER", 577)
     assert not found(*layouts)
 
 
 def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypatch):
     go_together(monkeypatch, False)
-    monkeypatch.setattr(lstm_together, "_loaded", set())
+    monkeypatch.setattr(recurrence, "_loaded", set())
     *given, wanted = stack([10, 21, 37, 12], 23, 3, dtype=torch.float32)
     rows, whole = [], torch.mm
 
@@ -204,13 +196,12 @@ def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypa
 
     monkeypatch.setattr(torch, "mm", counted)
 
-    def solved():
+    def run():
         rows.clear()
-        results = persistent(*given)
-        return [*flat(results), *gradients(results, given, wanted)], sorted(rows)
+        return solved(persistent(*given), given, wanted), sorted(rows)
 
-    (first, loading), (second, plain) = solved(), solved()
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    (first, loading), (second, plain) = run(), run()
+    assert same_bits(first, second)
     assert plain.count(69) == 6  # all steps of three sequences, up and down
     pieces = 3 * [9, 15, 15, 15, 15]  # inputs of two layers, what the upper one hands down
     assert loading == sorted([*plain, *pieces])
@@ -263,8 +254,7 @@ def test_backward_goes_no_lower_than_what_asks(layers_gone_through):
         (weights[0], 0, 0),
         ((x,), 14, 0),
     ):
-        for a, b in zip(found(*leaves), everything[at:], strict=False):
-            assert torch.equal(a, b)
+        assert all(map(torch.equal, found(*leaves), everything[at:]))
         assert layers_gone_through == padded[lowest:][::-1]
 
 

@@ -10,8 +10,9 @@ from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.runtime import streams as second_stream
+from tests.kernels.lstm.problems import same_bits
+from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, solved, stack
 from tests.kernels.places import needs_hopper
-from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, stack
 
 pytestmark = [pytest.mark.gpu, needs_hopper]
 
@@ -30,12 +31,9 @@ def on_gpu(sizes, steps, batch, **options):
 def test_a_persistent_stack_has_the_bits_of_its_layers(together, sizes, steps, batch, monkeypatch):
     go_together(monkeypatch, together)
     *given, wanted = on_gpu(sizes, steps, batch)
-    truth = one_by_one(*given, "persistent")
-    expected = [*flat(truth), *gradients(truth, given, wanted)]
+    expected = solved(one_by_one(*given, "persistent"), given, wanted)
     for _ in range(3):
-        results = lstm_stack(*given, "persistent")
-        found = [*flat(results), *gradients(results, given, wanted)]
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert same_bits(solved(lstm_stack(*given, "persistent"), given, wanted), expected)
     assert not lstm_persistent.stalled()
 
 
@@ -45,13 +43,12 @@ def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
     """Of a sum of products, for cuBLAS may cut few rows otherwise than many."""
     *given, wanted = on_gpu(PAPER, steps, batch)
 
-    def solved(together):
+    def run(together):
         go_together(monkeypatch, together)
-        results = lstm_stack(*given, "persistent")
-        return [*flat(results), *gradients(results, given, wanted)]
+        return solved(lstm_stack(*given, "persistent"), given, wanted)
 
-    apart, one, other = solved(False), solved(True), solved(True)
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    apart, one, other = run(False), run(True), run(True)
+    assert same_bits(one, other)
     errors = [((a - b).norm() / b.norm()).item() for a, b in zip(one, apart, strict=True)]
     assert max(errors) < 4e-3  # what it is to round all of them to bfloat16 once
     assert not lstm_persistent.stalled()
@@ -63,8 +60,7 @@ def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
     """What is in memory is other when one stream comes late, should the other not wait for it."""
     go_together(monkeypatch, together)
     *given, wanted = on_gpu([64, 100, 650, 80], 36, 20)
-    truth = lstm_stack(*given, "persistent")
-    expected = [*flat(truth), *gradients(truth, given, wanted)]
+    expected = solved(lstm_stack(*given, "persistent"), given, wanted)
 
     def delayed(module, name):
         whole = getattr(module, name)
@@ -91,10 +87,10 @@ def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
         delayed(lstm_layers_backward, "weights_gradients")
     for _ in range(3):
         results = lstm_stack(*given, "persistent")
-        found = [*flat(results), *gradients(results, given, wanted)]
+        found = solved(results, given, wanted)
         del results
         torch.full((64, 2**20), torch.nan, device="cuda")  # in what was freed too early
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert same_bits(found, expected)
 
 
 def test_replays_of_a_stack_are_its_launches():
@@ -119,7 +115,7 @@ def test_replays_of_a_stack_are_its_launches():
         graph.replay()
         torch.manual_seed(seed)
         launched = step()
-        assert all(torch.equal(a, b) for a, b in zip(replayed, launched, strict=True))
+        assert same_bits(replayed, launched)
     assert not lstm_persistent.stalled()
 
 

@@ -8,9 +8,10 @@ from torch import nn
 
 from drill.kernels.lstm import lstm as module
 from drill.kernels.lstm.lstm import choose, lstm
-from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
+from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.models import AwdLstm
-from tests.kernels.lstm.problems import errors, problem, solve
+from tests.kernels.lstm.problems import differentiate, errors, problem, same_bits, solve
+from tests.kernels.places import interpreted, needs_triton
 
 if TRITON_INSTALLED:
     from drill.kernels.lstm.stepwise import graph_loops as lstm_loops
@@ -18,10 +19,10 @@ if TRITON_INSTALLED:
     from drill.kernels.lstm.stepwise import weight_drop as lstm_drop
     from drill.kernels.lstm.stepwise.graph_loops import pieces
 
-pytestmark = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is missing")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="Triton does not interpret kernels here")
+pytestmark = needs_triton
 
 SIZES = [(1, 1, 3, 5), (2, 3, 4, 16), (7, 4, 6, 8), (5, 2, 5, 37), (3, 2, 20, 140)]
+VARIANTS = [("mask", "cap_input_gate"), ("cap_input_gate",), ("mask",)]
 
 
 @pytest.fixture
@@ -48,35 +49,29 @@ def replays(monkeypatch):
     return lstm_loops._loops
 
 
-def assert_same_bits(found, wanted):
-    for a, b in zip([*found[0], *found[1]], [*wanted[0], *wanted[1]], strict=True):
-        assert torch.equal(a, b)
-
-
-@interpreted
-@pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
-@pytest.mark.parametrize("sizes", SIZES)
-def test_results_and_gradients_are_those_of_the_equation(sizes):
-    truth = solve("reference", *problem(*sizes))
-    found = solve("graph", *problem(*sizes, dtype=torch.float32))
-    assert max(errors(found, truth)) < 2e-6
-
-
 def masked_and_capped(batch, hidden, device="cpu"):
     """A mask of the state, and capped gates."""
     drawn = torch.rand(batch, hidden, generator=torch.Generator().manual_seed(5)) < 0.5
     return {"mask": drawn.float().mul(2).to(device), "cap_input_gate": True}
 
 
+def in_float64(options):
+    return {key: x.double() if key == "mask" else x for key, x in options.items()}
+
+
 @interpreted
 @pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
-@pytest.mark.parametrize("left_out", ["", "mask", "cap_input_gate"])
-@pytest.mark.parametrize("sizes", SIZES[1:4:2])
-def test_masked_states_and_capped_gates_are_those_of_the_equation(sizes, left_out):
-    options = masked_and_capped(sizes[1], sizes[3])
-    options.pop(left_out, None)
-    doubled = {**options, "mask": options["mask"].double()} if "mask" in options else options
-    truth = solve("reference", *problem(*sizes), **doubled)
+@pytest.mark.parametrize(
+    ("sizes", "variants"),
+    [
+        *((each, ()) for each in SIZES),
+        *((each, variants) for each in SIZES[1:4:2] for variants in VARIANTS),
+    ],
+)
+def test_results_and_gradients_are_those_of_the_equation(sizes, variants):
+    possible = masked_and_capped(sizes[1], sizes[3])
+    options = {key: possible[key] for key in variants}
+    truth = solve("reference", *problem(*sizes), **in_float64(options))
     found = solve("graph", *problem(*sizes, dtype=torch.float32), **options)
     assert max(errors(found, truth)) < 2e-6
 
@@ -91,13 +86,12 @@ def test_masked_states_run_by_graph_or_by_the_equation():
 
 
 @interpreted
-@pytest.mark.parametrize("sizes", [SIZES[3]])
-def test_bfloat16_costs_what_rounding_costs(sizes):
-    truth = solve("reference", *problem(*sizes))
-    given = problem(*sizes, dtype=torch.float32)
+def test_bfloat16_costs_what_rounding_costs():
+    truth = solve("reference", *problem(*SIZES[3]))
+    given = problem(*SIZES[3], dtype=torch.float32)
     found = solve("graph", *given)
     assert max(errors(found, truth)) < 1.2e-2  # twice that of a GPU, which rounds
-    assert_same_bits(solve("graph", *given), found)
+    assert same_bits(solve("graph", *given), found)
 
 
 @interpreted
@@ -112,25 +106,19 @@ def test_a_padded_output_ends_in_zeros_and_feeds_the_next_layer():
     assert torch.equal(narrow, wide[..., :9])
     outputs = [lstm(each, h2, c2, second, "graph")[0] for each in (wide, narrow)]
     torch.testing.assert_close(*outputs)
-    grads = [torch.autograd.grad(each.square().sum(), [x, *first, *second]) for each in outputs]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b)
+    grads = (torch.autograd.grad(each.square().sum(), [x, *first, *second]) for each in outputs)
+    torch.testing.assert_close(*grads)
 
 
 @interpreted
 @pytest.mark.usefixtures("float32_products", "nan_in_fresh_memory")
 def test_what_is_frozen_has_no_gradient_and_the_rest_has_its_own():
     x, h, c, weights, wanted = problem(3, 2, 4, 5, dtype=torch.float32)
-    full = solve("graph", x, h, c, weights, wanted)[1]
+    full = solve("graph", x, h, c, weights, wanted)[3:]
     frozen = weights._replace(w_ih=weights.w_ih.detach())
     results = lstm(x.detach(), h.detach(), c, frozen, "graph")
-    loss = sum((r * w).sum() for r, w in zip(results, wanted, strict=True))
-    for found, its in zip(
-        torch.autograd.grad(loss, [c, frozen.w_hh, frozen.b_hh]),
-        [full[2], full[4], full[6]],
-        strict=True,
-    ):
-        assert torch.equal(found, its)
+    found = differentiate(results, wanted, [c, frozen.w_hh, frozen.b_hh])
+    assert same_bits(found, [full[2], full[4], full[6]])
 
 
 @interpreted
@@ -161,12 +149,8 @@ def test_weight_drop_is_a_masked_matrix_both_ways(hidden):
     results = lstm(x, h, c, weights, "graph", drop=drop)
     masked = weights._replace(w_hh=weights.w_hh * mask)
     truth = lstm(x, h, c, masked, "reference")
-    sums = [
-        sum((r * w).sum() for r, w in zip(each, wanted, strict=True)) for each in (results, truth)
-    ]
-    found, exact = (torch.autograd.grad(each, [x, h, c, *weights]) for each in sums)
-    for a, b in zip([*results, *found], [*truth, *exact], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    found, exact = (differentiate(each, wanted, [x, h, c, *weights]) for each in (results, truth))
+    torch.testing.assert_close((*results, *found), (*truth, *exact), rtol=1e-4, atol=1e-5)
     assert (found[4] == 0).eq(mask == 0).all()
     assert not torch.equal(lstm(x, h, c, weights, "graph", drop=drop)[0], results[0])
 
@@ -203,7 +187,7 @@ def test_replays_of_any_length_give_the_bits_of_launches(replays, monkeypatch):
         found = solve("graph", *given)
         with monkeypatch.context() as launching:
             launching.setattr(lstm_loops, "_replaying_stream", lambda device: None)
-            assert_same_bits(found, solve("graph", *given))
+            assert same_bits(found, solve("graph", *given))
     assert len(replays) == 2  # forward and backward, for all lengths
 
 
@@ -214,8 +198,7 @@ def test_two_forwards_before_their_backwards_do_not_meet():
     alone = [solve("graph", *given) for given in (one, other)]
     results = [lstm(*given[:4], "graph") for given in (one, other)]
     for (x, h, c, weights, wanted), result, its in zip((one, other), results, alone, strict=True):
-        loss = sum((r * w).sum() for r, w in zip(result, wanted, strict=True))
-        assert_same_bits((result, torch.autograd.grad(loss, [x, h, c, *weights])), its)
+        assert same_bits([*result, *differentiate(result, wanted, [x, h, c, *weights])], its)
 
 
 @interpreted
@@ -231,29 +214,26 @@ def test_loops_that_nobody_uses_are_let_go(replays, monkeypatch):
 # -- the choice -----------------------------------------------------------------------------------
 
 
+HOPPER, TRITON = "it needs a Hopper GPU", "Triton is not installed"
+
+
 @pytest.mark.parametrize(
-    ("batch", "obstacles", "wanted"),
+    ("batch", "obstacles", "impl", "reasons"),
     [
-        (40, {}, ("persistent", "products are in bfloat16 and the device allows it")),
-        (41, {}, ("graph", "not persistent: a batch of 41 is over 40")),
-        (
-            1,
-            {"persistent": "it needs a Hopper GPU"},
-            ("graph", "not persistent: it needs a Hopper GPU"),
-        ),
-        (
-            1,
-            {"persistent": "it needs a Hopper GPU", "graph": "Triton is not installed"},
-            ("cudnn", "not persistent: it needs a Hopper GPU; nor graph: Triton is not installed"),
-        ),
+        (40, {}, "persistent", ["bfloat16"]),
+        (41, {}, "graph", ["not persistent: a batch of 41 is over 40"]),
+        (1, {"persistent": HOPPER}, "graph", [f"not persistent: {HOPPER}"]),
+        (1, {"persistent": HOPPER, "graph": TRITON}, "cudnn", [HOPPER, f"nor graph: {TRITON}"]),
     ],
 )
-def test_auto_on_a_gpu(batch, obstacles, wanted, monkeypatch):
+def test_auto_on_a_gpu(batch, obstacles, impl, reasons, monkeypatch):
     monkeypatch.setattr(module, "LARGEST_PERSISTENT_BATCH", 40)
     monkeypatch.setattr(module, "_obstacle", lambda impl, device, w: obstacles.get(impl))
     x = SimpleNamespace(device=torch.device("cuda"), shape=(7, batch, 3), is_cuda=True)
     w_hh = torch.zeros(16, 4, dtype=torch.bfloat16)
-    assert choose("auto", x, w_hh) == wanted
+    chosen, why = choose("auto", x, w_hh)
+    assert chosen == impl
+    assert all(reason in why for reason in reasons)
     assert choose("auto", x, w_hh.float()) == ("cudnn", "products are not in bfloat16")
 
 
@@ -268,45 +248,14 @@ def test_graph_says_what_it_lacks(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        *((70, 20, 400, 1150), (70, 80, 1150, 1150), (70, 20, 1150, 400), (1, 1, 400, 1150)),
-        *((5, 3, 16, 64), (37, 10, 400, 400), (33, 37, 280, 960), (140, 80, 400, 400)),
-        *((9, 100, 300, 650), (2, 41, 64, 100), (140, 1, 30, 2050)),
-    ],
-)
-def test_graph_is_near_float64_and_repeats_its_bits(sizes):
-    truth = solve("cudnn", *problem(*sizes, device="cuda"))
-    given = problem(*sizes, device="cuda", dtype=torch.float32)
-    found, again = solve("graph", *given), solve("graph", *given)
-    wrong = errors(found, truth)
-    assert max(wrong[:3]) < 4e-3
-    assert max(wrong[3:]) < 6e-3
-    assert_same_bits(found, again)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(70, 64, 951, 951), (9, 5, 30, 100)])
 def test_masked_and_capped_graph_is_near_float64_and_repeats_its_bits(sizes):
     options = masked_and_capped(sizes[1], sizes[3], "cuda")
-    exact = {**options, "mask": options["mask"].double()}
-    truth = solve("reference", *problem(*sizes, device="cuda"), **exact)
+    truth = solve("reference", *problem(*sizes, device="cuda"), **in_float64(options))
     given = problem(*sizes, device="cuda", dtype=torch.float32)
     found, again = (solve("graph", *given, **options) for _ in range(2))
     assert max(errors(found, truth)) < 8e-3
-    assert_same_bits(found, again)
-
-
-@pytest.mark.gpu
-def test_graph_is_no_worse_than_cudnn_in_bfloat16():
-    sizes = (70, 20, 400, 1150)
-    truth = solve("cudnn", *problem(*sizes, device="cuda"))
-    ours = solve("graph", *problem(*sizes, device="cuda", dtype=torch.float32))
-    theirs = solve("cudnn", *problem(*sizes, device="cuda", dtype=torch.bfloat16))
-    assert all(
-        a <= 1.1 * b for a, b in zip(errors(ours, truth), errors(theirs, truth), strict=True)
-    )
+    assert same_bits(found, again)
 
 
 @pytest.mark.gpu
@@ -314,11 +263,11 @@ def test_graphs_are_captured_once_and_serve_all_lengths(monkeypatch):
     monkeypatch.setattr(lstm_loops, "_loops", type(lstm_loops._loops)())
     for steps in (70, 64, 71, 3, 66):
         solve("graph", *problem(steps, 20, 30, 100, device="cuda", dtype=torch.float32))
-    held = list(lstm_loops._loops.values())
-    assert [sorted(loop.graphs) for loop in held] == [[1, 2, 4, 64]] * 2
-    before = [dict(loop.graphs) for loop in held]
+    cached = list(lstm_loops._loops.values())
+    assert [sorted(loop.graphs) for loop in cached] == [[1, 2, 4, 64]] * 2
+    before = [dict(loop.graphs) for loop in cached]
     solve("graph", *problem(69, 20, 30, 100, device="cuda", dtype=torch.float32))
-    assert [loop.graphs for loop in held] == before
+    assert [loop.graphs for loop in cached] == before
 
 
 @pytest.mark.gpu
@@ -338,7 +287,7 @@ def test_a_surrounding_capture_holds_the_steps_and_follows_its_inputs():
     wanted = solve("graph", *given)
     solve("graph", *problem(70, 20, 30, 100, device="cuda", dtype=torch.float32))
     graph.replay()
-    assert_same_bits(captured, wanted)
+    assert same_bits(captured, wanted)
 
 
 @pytest.mark.gpu
