@@ -99,7 +99,7 @@ def gaps(x: Tensor) -> Tensor:
     return view.copy_(x.detach())
 
 
-def check_frozen(given: NamedTuple, wanted: tuple[bool, ...], impl: str) -> None:
+def check_frozen(given, wanted: tuple[bool, ...], impl: str) -> None:
     """Only the wanted inputs of a loss get a gradient, that of the reference."""
     truth = given.solve(impl="reference")[1:]
     for leaf, want in zip(given.leaves, wanted, strict=True):
@@ -114,7 +114,7 @@ def check_frozen(given: NamedTuple, wanted: tuple[bool, ...], impl: str) -> None
             torch.testing.assert_close(leaf.grad, grad)
 
 
-def check_costs_nothing(given: NamedTuple, **options) -> None:
+def check_costs_nothing(given, **options) -> None:
     """No tokens, or only ignored ones: zero loss and gradients of zeros."""
     given.targets.fill_(IGNORE_INDEX)
     loss, *grads = given.solve(**options)

@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.mixture import mixture_nll as nll_mixture
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
-from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
-from drill.kernels.runtime.hopper import hopper_missing
-from tests.kernels.loss.test_nll import IGNORE_INDEX
+from drill.kernels.runtime.dispatch import INTERPRETED
+from tests.kernels.places import interpreted, needs_hopper, numpy_warnings, on_hopper
 
-if not TRITON_INSTALLED:
-    pytest.skip("Triton is not installed", allow_module_level=True)
+pytest.importorskip("triton")
 
 from drill.kernels.mixture import exp_gemm as module
 from drill.kernels.mixture.exp_gemm import (
@@ -27,18 +26,14 @@ from drill.kernels.mixture.exp_gemm import (
     exponentials_missing,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+pytestmark = numpy_warnings
 
 
 @pytest.fixture(autouse=True)
 def padded_as_on_a_gpu(monkeypatch):
+    """And by few programs: 700 labels are widened by 11 of them, not 176, one after the other."""
     monkeypatch.setitem(padding.ALIGN, "cpu", padding.ALIGN["cuda"])
     monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, "cpu", nll_mixture.WIDTH_ALIGN["cuda"])
-
-
-@pytest.fixture(autouse=True)
-def widened_by_few_programs(monkeypatch):
-    """The interpreter runs one after the other: 700 labels are widened by 11 of them, not 176."""
     if INTERPRETED:
         monkeypatch.setattr("drill.kernels.mixture.passes_triton._ROWS", 64)
 
@@ -80,11 +75,13 @@ class Emulated(Exponentials):
         return order.reshape(self.tiles * LABELS, self.depth).double()
 
 
-emulated = pytest.param(
-    Emulated, marks=pytest.mark.skipif(not INTERPRETED, reason="Triton runs on the GPU")
+both_kernels = pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(Emulated, marks=interpreted),
+        pytest.param(Exponentials, marks=[pytest.mark.gpu, needs_hopper]),
+    ],
 )
-itself = pytest.param(Exponentials, marks=pytest.mark.gpu)
-both_ways = pytest.mark.parametrize("way", [emulated, itself])
 
 
 class Chunk(NamedTuple):
@@ -100,10 +97,10 @@ class Chunk(NamedTuple):
     def rows_targets(self) -> Tensor:
         return self.targets.repeat_interleave(self.experts)
 
-    def solve(self, way: type[Exponentials]) -> tuple[Tensor, Tensor, Tensor]:
+    def solve(self, kernel: type[Exponentials]) -> tuple[Tensor, Tensor, Tensor]:
         """E after the passes (R, V padded), the losses (R,) and the sums (R,)."""
         w, labels, columns = self.widened()
-        maker = way(w, labels, columns, self.experts, self.contexts.shape[0])
+        maker = kernel(w, labels, columns, self.experts, self.contexts.shape[0])
         out = w.new_full((self.contexts.shape[0], w.shape[0]), torch.nan)
         losses, mass = out.new_empty((2, out.shape[0]), dtype=torch.float32)
         rows = maker.errors(self.contexts, self.targets, out, losses, mass)
@@ -128,7 +125,7 @@ class Chunk(NamedTuple):
 
 
 def chunk(
-    way: type[Exponentials],
+    kernel: type[Exponentials],
     tokens: int,
     experts: int,
     labels: int,
@@ -136,9 +133,7 @@ def chunk(
     bias: bool = True,
     scale: float = 1.0,
 ) -> Chunk:
-    device = "cpu" if way is Emulated else "cuda"
-    if device == "cuda" and (obstacle := hopper_missing(torch.device("cuda"))):
-        pytest.skip(obstacle)
+    device = "cpu" if kernel is Emulated else "cuda"
     g = torch.Generator().manual_seed(tokens * labels)
     contexts = scale * torch.randn(tokens * experts, width, generator=g)
     weight = scale * torch.randn(labels, width, generator=g) / width**0.5
@@ -174,35 +169,35 @@ SIZES = [
     [*((size, True) for size in SIZES), (SIZES[0], False), (SIZES[3], False)],
     ids=str,
 )
-@both_ways
-def test_what_is_written_is_the_error_of_the_softmax_times_the_sum(way, size, bias):
-    given = chunk(way, *size, bias)
-    close(given.solve(way), given, slice(None))
+@both_kernels
+def test_what_is_written_is_the_error_of_the_softmax_times_the_sum(kernel, size, bias):
+    given = chunk(kernel, *size, bias)
+    close(given.solve(kernel), given, slice(None))
 
 
 @pytest.mark.parametrize("clusters", [1, 3, 7, 1000])
-@pytest.mark.skipif(not INTERPRETED, reason="Triton runs on the GPU")
+@interpreted
 def test_sums_are_found_however_many_clusters_share_the_labels(clusters, monkeypatch):
     monkeypatch.setattr(Emulated, "at_once", clusters)
     given = chunk(Emulated, 20, 30, 700, 6)  # three groups of five tiles
     close(given.solve(Emulated), given, slice(None))
 
 
-@both_ways
-def test_rows_whose_target_lies_far_below_are_made_again(way):
-    given = chunk(way, 24, 5, 300, 64, scale=6.0)
+@both_kernels
+def test_rows_whose_target_lies_far_below_are_made_again(kernel):
+    given = chunk(kernel, 24, 5, 300, 64, scale=6.0)
     _, losses = given.truth()
     assert (losses > 90).sum() > 20  # their exponentials would be infinite
     assert (losses < 50).sum() > 5
-    close(given.solve(way), given, slice(None))
+    close(given.solve(kernel), given, slice(None))
 
 
-@both_ways
-def test_rows_without_a_target_among_the_labels_are_zeros(way):
-    given = chunk(way, 12, 3, 170, 20)
+@both_kernels
+def test_rows_without_a_target_among_the_labels_are_zeros(kernel):
+    given = chunk(kernel, 12, 3, 170, 20)
     given.targets[4] = IGNORE_INDEX
     given.targets[7] = 170
-    out, losses, mass = found = given.solve(way)
+    out, losses, mass = found = given.solve(kernel)
     lost = (given.rows_targets == IGNORE_INDEX) | (given.rows_targets == 170)
     assert losses[lost].isnan().all()
     assert not out[lost].any()
@@ -210,12 +205,12 @@ def test_rows_without_a_target_among_the_labels_are_zeros(way):
     close(found, given, ~lost)
 
 
-@both_ways
-def test_a_masked_target_costs_infinity_and_a_masked_label_has_no_error(way):
-    given = chunk(way, 12, 3, 170, 20)
+@both_kernels
+def test_a_masked_target_costs_infinity_and_a_masked_label_has_no_error(kernel):
+    given = chunk(kernel, 12, 3, 170, 20)
     given.targets.copy_(torch.arange(12) + 20)
     given.bias[[3, 25]] = -torch.inf
-    out, losses, _ = found = given.solve(way)
+    out, losses, _ = found = given.solve(kernel)
     lost = given.rows_targets == 25
     assert (losses[lost] == torch.inf).all()
     assert not out[lost].any()
@@ -225,11 +220,11 @@ def test_a_masked_target_costs_infinity_and_a_masked_label_has_no_error(way):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("label", [0, 169])
-@both_ways
-def test_a_label_without_a_finite_logit_leaves_no_finite_loss(way, label, value):
-    given = chunk(way, 12, 3, 170, 20)
+@both_kernels
+def test_a_label_without_a_finite_logit_leaves_no_finite_loss(kernel, label, value):
+    given = chunk(kernel, 12, 3, 170, 20)
     given.bias[label] = value
-    _, losses, mass = given.solve(way)
+    _, losses, mass = given.solve(kernel)
     assert losses.isnan().all()
     assert mass.isnan().all()
 
@@ -238,10 +233,8 @@ def test_columns_are_padded_by_one_at_least():
     assert [depth_of(n) for n in (1, 31, 32, 403, 415)] == [32, 32, 64, 416, 416]
 
 
-@pytest.mark.gpu
+@on_hopper
 def test_what_the_kernel_does_not_take_is_said():
-    if obstacle := hopper_missing(torch.device("cuda")):
-        pytest.skip(obstacle)
     device = torch.device("cuda")
     assert exponentials_missing(device, torch.bfloat16, 9) is None
     assert "not torch.float16" in exponentials_missing(device, torch.float16, 9)
@@ -261,10 +254,8 @@ def test_nothing_is_asked_of_a_gpu_for_a_loss_that_is_not_swept(monkeypatch):
     assert loss.isfinite()
 
 
-@pytest.mark.gpu
+@on_hopper
 def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_a_pass(monkeypatch):
-    if obstacle := hopper_missing(torch.device("cuda")):
-        pytest.skip(obstacle)
     torch.manual_seed(0)
     tokens, experts, labels, width = 300, 15, 3001, 400
     log_prior = torch.randn(tokens, experts, device="cuda").log_softmax(-1).requires_grad_()
@@ -291,16 +282,16 @@ def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_a_pass(
         assert (new - truth).norm() <= 1.05 * (old - truth).norm() + 1e-6 * truth.norm()
 
 
-@both_ways
+@both_kernels
 def test_a_sweep_leaves_the_loss_of_the_operands_as_they_were_rounded(
-    way, monkeypatch, nan_in_fresh_memory
+    kernel, monkeypatch, nan_in_fresh_memory
 ):
     """The rounding itself changes it by 1e-5 either way, and one of the logits as much again."""
-    tokens, experts, labels = (300, 15, 3010) if way is Exponentials else (40, 3, 449)
-    given = chunk(way, tokens, experts, labels, 400)
+    tokens, experts, labels = (300, 15, 3010) if kernel is Exponentials else (40, 3, 449)
+    given = chunk(kernel, tokens, experts, labels, 400)
     device, at_once = given.contexts.device, 30
     monkeypatch.setattr(nll_mixture, "tokens_at_once", lambda *_: at_once)
-    if way is Emulated:
+    if kernel is Emulated:
         maker = Emulated(*given.widened(), experts, at_once * experts)
         monkeypatch.setattr(nll_mixture, "_errors_by", lambda *_: maker)
     torch.manual_seed(0)

@@ -6,16 +6,11 @@ from torch import Tensor
 
 from drill.kernels.mixture import masked_tanh as module
 from drill.kernels.mixture.masked_tanh import gradient, masked_tanh
-from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.kernels.runtime.dropout_masks import draw_mask
 from drill.layers import MixtureOfSoftmaxes, TiedSoftmax
-from tests.kernels.places import every_device
+from tests.kernels.places import every_device, needs_triton, numpy_warnings
 
-# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
-    pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed"),
-]
+pytestmark = [numpy_warnings, needs_triton]
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 SHAPES = [(9, 3, 37), (70, 41), (1, 1, 1), (3, 300), (7,)]

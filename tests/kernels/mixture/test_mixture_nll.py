@@ -15,11 +15,19 @@ from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
 from tests.kernels.label_encoder.products import Products
 from tests.kernels.loss.test_error_bounds import Allocations
-from tests.kernels.loss.test_nll import IGNORE_INDEX, Engine, every_dtype, every_engine, gaps
+from tests.kernels.loss.test_nll import (
+    IGNORE_INDEX,
+    Engine,
+    check_costs_nothing,
+    check_frozen,
+    every_dtype,
+    every_engine,
+    gaps,
+)
+from tests.kernels.places import numpy_warnings
 
-# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+    numpy_warnings,
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
 
@@ -79,16 +87,6 @@ def many_tokens(engine: Engine) -> int:
     return 22 if (engine.impl, engine.device) == ("triton", "cpu") else 60
 
 
-def by_definition(given: Mixture, reduction: str) -> Tensor:
-    """-log sum_e pi_e softmax(c_e W^T + b)[y], in plain words of PyTorch."""
-    logits = given.contexts @ given.weight.t()
-    logits = logits if given.bias is None else logits + given.bias
-    p = (given.log_prior.exp()[..., None] * logits.softmax(-1)).sum(1)  # (N, V)
-    counted = given.targets != IGNORE_INDEX
-    losses = -p[counted, given.targets[counted]].log()
-    return losses.mean() if reduction == "mean" else losses.sum()
-
-
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of four tokens at the first size: a whole one and a rest."""
@@ -122,7 +120,7 @@ def tf32():
     matmul.allow_tf32 = before == "tf32"
 
 
-def eager(given: Mixture) -> list[Tensor]:
+def eager(given: Mixture, reduction: str = "mean") -> list[Tensor]:
     """Plain PyTorch: a linear head for the experts, its logits rounded after the bias."""
     logits = F.linear(given.contexts, given.weight, given.bias)
     each = F.cross_entropy(
@@ -131,7 +129,7 @@ def eager(given: Mixture) -> list[Tensor]:
         reduction="none",
     )
     losses = -torch.logsumexp(given.log_prior - each.view(given.log_prior.shape), 1)
-    loss = losses[given.targets != IGNORE_INDEX].mean()
+    loss = getattr(losses[given.targets != IGNORE_INDEX], reduction)()
     return [loss.detach(), *torch.autograd.grad(loss, given.leaves)]
 
 
@@ -144,11 +142,8 @@ def no_worse_than_eager(given: Mixture, engine: Engine, dtype: torch.dtype) -> N
     factor = 2.5 if (engine.impl, engine.device) == ("triton", "cpu") else 1.2
     products = torch.bfloat16 if torch.is_autocast_enabled(engine.device) else dtype
     digit = torch.finfo(products).eps
-    truth, plain, found = (
-        eager(given.to(torch.float64)),
-        eager(given),
-        given.solve(impl=engine.impl),
-    )
+    truth, plain = eager(given.to(torch.float64)), eager(given)
+    found = given.solve(impl=engine.impl)
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(found[0].double(), truth[0], rtol=digit, atol=0)
     names = ("log prior", "contexts", "weight", "bias")
@@ -167,11 +162,10 @@ def no_worse_than_eager(given: Mixture, engine: Engine, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 def test_the_loss_is_that_of_the_mixed_probabilities(impl, reduction, bias, nan_in_fresh_memory):
     given = mixture(N, K, V, k, bias, torch.float64)
-    loss = given.loss(impl=impl, reduction=reduction)
-    truth = by_definition(given, reduction)
+    loss, *grads = given.solve(3.0, impl=impl, reduction=reduction)
+    truth, *right = eager(given, reduction)
     torch.testing.assert_close(loss, truth)
-    found, right = (torch.autograd.grad(3 * x, given.leaves) for x in (loss, truth))
-    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(grads, [3 * grad for grad in right])
 
 
 def test_gradients_are_those_of_finite_differences():
@@ -217,30 +211,25 @@ def test_labels_of_half_precision_are_summed_over_chunks_in_float32(dtype):
         assert (fast.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["half", "tf32"])
 @every_engine
-def test_a_bias_in_half_precision_products_keeps_the_digits_of_float32(engine, nan_in_fresh_memory):
-    bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf], device=engine.device)
-    weight = torch.randn(5, k, device=engine.device).bfloat16()
-    passes = nll_mixture._passes(engine.impl)
-    w = nll_mixture._with_bias(weight, bias, torch.bfloat16, passes)
-    assert w.shape == (8, 16)  # both padded
-    assert torch.equal(w[:5, :k], weight)
-    torch.testing.assert_close(w[:5, k:].double().sum(1), bias.double(), rtol=1e-7, atol=0)
-    assert not w[5:].any()
-
-
-@every_engine
-def test_a_bias_in_tf32_products_keeps_the_digits_of_float32(engine, monkeypatch):
-    monkeypatch.setattr(nll_mixture, "_rounds_to_tf32", lambda *_: True)
+def test_a_bias_in_narrow_products_keeps_the_digits_of_float32(
+    engine, dtype, monkeypatch, nan_in_fresh_memory
+):
+    monkeypatch.setattr(nll_mixture, "_rounds_to_tf32", lambda *_: dtype == torch.float32)
     bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf, torch.nan], device=engine.device)
-    weight = torch.randn(6, k, device=engine.device)
-    passes = nll_mixture._passes(engine.impl)
-    columns = nll_mixture._with_bias(weight, bias, torch.float32, passes)[:6, k:]
-    assert torch.equal(columns.double().sum(1)[:5], bias.double()[:5])
-    assert columns[5].sum().isnan()
-    assert not (columns[:4].contiguous().view(torch.int32) % 2**13).any()  # tf32 holds each
-    given = mixture(N, K, V, k, device=engine.device)
-    torch.testing.assert_close(given.solve(impl=engine.impl), given.solve(impl="reference"))
+    weight = torch.randn(6, k, device=engine.device).to(dtype)
+    w = nll_mixture._with_bias(weight, bias, dtype, nll_mixture._passes(engine.impl))
+    assert w.shape == (8, 16)  # both padded
+    assert torch.equal(w[:6, :k], weight)
+    columns, rtol = w[:6, k:], 1e-7 if dtype == torch.bfloat16 else 0
+    summed = columns.double().sum(1)
+    torch.testing.assert_close(summed, bias.double(), rtol=rtol, atol=0, equal_nan=True)
+    assert not w[6:].any()
+    if dtype == torch.float32:  # tf32 holds each
+        assert not (columns[:4].contiguous().view(torch.int32) % 2**13).any()
+        given = mixture(N, K, V, k, device=engine.device)
+        torch.testing.assert_close(given.solve(impl=engine.impl), given.solve(impl="reference"))
 
 
 @pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])
@@ -276,18 +265,7 @@ def test_the_loss_under_tf32_has_the_bias_in_float32(impl, setting, tf32):
 )
 @every_engine
 def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
-    given = mixture(N, K, V, k, device=engine.device)
-    for leaf, want in zip(given[:4], wanted, strict=True):
-        leaf.requires_grad_(want)
-    loss = given.loss(impl=engine.impl)
-    assert loss.requires_grad == any(wanted)
-    if any(wanted):
-        loss.backward()
-    truth = mixture(N, K, V, k, device=engine.device).solve(impl="reference")[1:]
-    for leaf, want, grad in zip(given[:4], wanted, truth, strict=True):
-        assert (leaf.grad is not None) == want
-        if want:
-            torch.testing.assert_close(leaf.grad, grad)
+    check_frozen(mixture(N, K, V, k, device=engine.device), wanted, engine.impl)
 
 
 @pytest.mark.parametrize(
@@ -333,22 +311,10 @@ def test_second_derivatives_and_batches_of_gradients_raise(engine):
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tokens", [0, N])
 @every_engine
-def test_no_tokens_cost_nothing(engine, bias, nan_in_fresh_memory):
-    given = mixture(0, K, V, k, bias, device=engine.device)
-    loss, *grads = given.solve(impl=engine.impl)
-    assert loss.item() == 0
-    assert [grad.shape for grad in grads] == [x.shape for x in given.leaves]
-    assert not any(grad.any() for grad in grads)
-
-
-@every_engine
-def test_only_ignored_tokens_cost_nothing(engine):
-    given = mixture(N, K, V, k, device=engine.device)
-    given.targets.fill_(IGNORE_INDEX)
-    loss, *grads = given.solve(impl=engine.impl)
-    assert loss.item() == 0
-    assert not any(grad.any() for grad in grads)
+def test_no_tokens_or_only_ignored_ones_cost_nothing(engine, tokens, bias, nan_in_fresh_memory):
+    check_costs_nothing(mixture(tokens, K, V, k, bias, device=engine.device), impl=engine.impl)
 
 
 @every_engine
@@ -452,7 +418,6 @@ def test_a_target_out_of_range_is_nan_and_touches_no_other_token(engine, wrong):
 @every_engine
 def test_tensors_with_gaps_in_memory(engine, experts, bias):
     given = mixture(N, experts, V, k, bias, device=engine.device)
-
     leaves = (None if x is None else gaps(x).requires_grad_() for x in given[:4])
     spread = Mixture(*leaves, gaps(given.targets))
     assert not any(x.is_contiguous() for x in spread if x is not None)
