@@ -32,6 +32,10 @@ def trained(optimizer, device, fused, steps=6, scale=1.0, sizes=SIZES):
     return params, optimizer
 
 
+def close(found, truth):
+    torch.testing.assert_close(list(found), list(truth), rtol=2e-6, atol=2e-7)
+
+
 def stand_in(device="cuda:0", dtype=torch.float32, contiguous=True):
     """A tensor on a GPU, as far as it is looked at."""
     return SimpleNamespace(
@@ -43,39 +47,36 @@ def stand_in(device="cuda:0", dtype=torch.float32, contiguous=True):
     )
 
 
+@pytest.fixture
+def compiles(monkeypatch):
+    """As where NVRTC is installed."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
+
+
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
         ([], "there is no parameter"),
-        ([stand_in()] * 97, None),
-        ([stand_in(), stand_in("cpu")], "parameters are not all on an NVIDIA GPU, one is on cpu"),
+        ([stand_in(), stand_in("cpu")], "one is on cpu"),
         ([stand_in(), stand_in("cuda:1")], "parameters are on cuda:0 and cuda:1"),
-        (
-            [stand_in(), stand_in(dtype=torch.bfloat16)],
-            "parameters are not all float32, one is torch.bfloat16",
-        ),
-        (
-            [stand_in(contiguous=False)],
-            "the entries of a parameter (2, 3) are not in order in memory",
-        ),
+        ([stand_in(), stand_in(dtype=torch.bfloat16)], "one is torch.bfloat16"),
+        ([stand_in(contiguous=False)], "(2, 3) are not in order in memory"),
     ],
 )
-def test_what_it_cannot_change_is_said(tensors, reason, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
+def test_what_it_cannot_change_is_said(tensors, reason, compiles, monkeypatch):
     monkeypatch.setattr(module, "_not_compiled", lambda device: None)
-    assert unsupported_reason(tensors) == reason
+    assert reason in unsupported_reason(tensors)
+    assert unsupported_reason([stand_in()] * 97) is None
 
 
-def test_kernels_that_do_not_compile_are_no_step(monkeypatch):
+def test_kernels_that_do_not_compile_are_no_step(compiles, monkeypatch):
     def compiled(source, name, *_):
-        raise nvrtc.CompileError(f"{source.name}: does not load (CUDA, loading: no)")
+        raise nvrtc.CompileError(f"{source.name}: does not load")
 
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     monkeypatch.setattr(module, "load_kernel", compiled)
     module._not_compiled.cache_clear()
-    assert unsupported_reason([stand_in()]) == "sgd_step.cu: does not load (CUDA, loading: no)"
+    assert unsupported_reason([stand_in()]) == "sgd_step.cu: does not load"
     module._not_compiled.cache_clear()
 
 
@@ -149,11 +150,9 @@ def test_it_is_the_optimiser_step(kind, maps, clip, scale):
     found, ours = trained(kind(**settings), "cuda", True, scale=scale)
     truth, theirs = trained(kind(**settings), "cuda", False, scale=scale)
     assert ours._fused
-    for a, b in zip(found, truth, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
+    close(found, truth)
     assert ours.numbers() == theirs.numbers()
-    for name, tensor in theirs.tensors().items():
-        torch.testing.assert_close(ours.tensors()[name], tensor, rtol=2e-6, atol=2e-7)
+    close([ours.tensors()[name] for name in theirs.tensors()], theirs.tensors().values())
 
 
 @pytest.mark.gpu
@@ -164,9 +163,8 @@ def test_it_averages_as_one_tensor_after_the_other_does(average):
     truth, theirs = trained(Sgd(**settings), "cuda", False)
     assert ours._fused
     assert ours.numbers() == theirs.numbers()
-    torch.testing.assert_close(found, truth, rtol=2e-6, atol=2e-7)
-    for a, b in zip(ours.late_average.values, theirs.late_average.values, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
+    close(found, truth)
+    close(ours.late_average.values, theirs.late_average.values)
 
 
 @pytest.mark.gpu
@@ -201,5 +199,4 @@ def test_a_parameter_left_out_goes_by_the_optimiser():
         results.append((params, optimizer.numbers()))
     (found, ours), (truth, theirs) = results
     assert ours == theirs
-    for a, b in zip(found, truth, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
+    close(found, truth)

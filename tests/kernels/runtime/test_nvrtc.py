@@ -1,10 +1,10 @@
 """Compiling at first use: what is cached on disk, and what is reported without NVRTC."""
 
-import ctypes
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,21 +67,18 @@ def test_a_source_defines_the_kernel_that_is_loaded_from_it(source, name):
 
 
 def test_what_is_missing_is_named(monkeypatch):
-    def without_driver() -> ctypes.CDLL:
-        raise OSError("libcuda.so.1: cannot open shared object file")
-
-    def without_compiler() -> ctypes.CDLL:
-        raise nvrtc.CompileError("NVRTC of CUDA 13 is not found, though PyTorch brings it")
+    def fail(error: Exception) -> None:
+        raise error
 
     missing = nvrtc.unavailable_reason.__wrapped__  # not cached
     monkeypatch.setattr(torch.version, "cuda", None)
     assert missing() == "PyTorch is built without CUDA"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(nvrtc, "_driver", without_driver)
+    monkeypatch.setattr(nvrtc, "_driver", lambda: fail(OSError("libcuda.so.1: cannot open")))
     assert missing().startswith("the NVIDIA driver's library is not found (libcuda.so.1")
     monkeypatch.setattr(nvrtc, "_driver", lambda: None)
-    monkeypatch.setattr(nvrtc, "_compiler", without_compiler)
-    assert missing() == "NVRTC of CUDA 13 is not found, though PyTorch brings it"
+    monkeypatch.setattr(nvrtc, "_compiler", lambda: fail(nvrtc.CompileError("not found")))
+    assert missing() == "not found"
     monkeypatch.setattr(nvrtc, "_compiler", lambda: None)
     assert missing() is None
 
@@ -98,25 +95,14 @@ def test_a_cache_that_is_no_folder_is_logged_once(warned, tmp_path, monkeypatch)
     root.write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(root))
     assert [nvrtc._cached(name, lambda: b"code") for name in "ab"] == [b"code"] * 2
-    (said,) = warned.messages
-    assert said.startswith(
-        f"{root}/drill/kernels: compiled kernels cannot be cached there (Not a directory)"
-    )
+    (message,) = warned.messages
+    assert message.startswith(f"{root}/drill/kernels: ")
     assert root.read_text() == "a file"
 
 
-class RefusingDriver:
-    """Loads no module."""
-
-    def cuModuleLoadData(self, module, cubin):
-        return 222
-
-    def cuGetErrorString(self, result, text):
-        return 0
-
-
 def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatch):
-    monkeypatch.setattr(nvrtc, "_driver", RefusingDriver)
+    driver = SimpleNamespace(cuModuleLoadData=lambda *_: 222, cuGetErrorString=lambda *_: 0)
+    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
     monkeypatch.setattr(nvrtc, "_cached", lambda name, make: b"code")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -128,9 +114,7 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     nvrtc._kernel.cache_clear()
     reason = lstm_persistent.unsupported_reason(torch.device("cuda", 0), 400)
     lstm_persistent._room.cache_clear()
-    assert reason.startswith(
-        "cluster_occupancy.cu: does not load (CUDA, loading: unknown (error 222))"
-    )
+    assert reason.startswith("cluster_occupancy.cu: does not load")
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Second and third streams are others, and a second is waited for however its work ends."""
 
+from functools import cache
 from itertools import cycle
 
 import pytest
@@ -21,18 +22,12 @@ class Stream:
         self.waited_for.append(other.cuda_stream)
 
 
-def forget():
-    second_stream._second_to.cache_clear()
-    second_stream._third_to.cache_clear()
-
-
 @pytest.fixture
 def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9, 10]))
-    forget()
-    yield
-    forget()
+    for name in ("_second_to", "_third_to"):
+        monkeypatch.setattr(second_stream, name, cache(getattr(second_stream, name).__wrapped__))
 
 
 def test_the_second_is_not_the_first(streams):
@@ -48,30 +43,21 @@ def test_the_second_is_not_the_first(streams):
     assert second_stream.third_stream(first) is third
 
 
-def test_a_failure_is_not_hidden_by_a_recording_that_it_broke(streams, monkeypatch):
-    first = Stream("cuda")
-
-    def broken(other):
-        raise RuntimeError("the recording is broken")
-
-    def fail():
-        with second_stream.second_stream(first):
-            monkeypatch.setattr(first, "wait_stream", broken)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-
-
-def test_each_waits_for_the_other_even_where_something_fails(streams):
+@pytest.mark.parametrize("broken", [False, True])
+def test_each_waits_for_the_other_even_where_something_fails(streams, broken, monkeypatch):
     first, waits = Stream("cuda"), []
+
+    def break_recording(other):
+        raise RuntimeError("the recording is broken")
 
     def fail():
         with second_stream.second_stream(first) as second:
             waits.append((list(first.waited_for), list(second.waited_for)))
+            if broken:  # which does not hide the failure
+                monkeypatch.setattr(first, "wait_stream", break_recording)
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     assert waits == [([], [7])]
-    assert first.waited_for == [8]
+    assert first.waited_for == ([] if broken else [8])

@@ -1,20 +1,17 @@
-"""tanh of the Triton kernels, entry by entry against float64."""
+"""Triton's interpreter, and tanh of the kernels entry by entry against float64."""
 
 import pytest
 import torch
 
-from drill.kernels.runtime.dispatch import TRITON_INSTALLED
+from drill.kernels.runtime.dispatch import INTERPRETED
+from tests.kernels.places import numpy_warnings
 
-if not TRITON_INSTALLED:
-    pytest.skip("Triton is not installed", allow_module_level=True)
+pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
 
 from drill.kernels.runtime.triton_math import tanh
-
-# Triton's interpreter computes with numpy, which warns of what a GPU does in silence.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 SIZE = 1024
 
@@ -31,6 +28,13 @@ def computed(x):
     return y
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a CUDA device kernels are compiled")
+def test_without_a_gpu_triton_interprets_the_kernels():
+    """The variable is read once: set after the first import, it would skip all of their tests."""
+    assert INTERPRETED
+
+
+@numpy_warnings
 def test_small_numbers_keep_their_digits_and_large_ones_end_at_one():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = torch.logspace(-30, 2, SIZE // 2, device=device)

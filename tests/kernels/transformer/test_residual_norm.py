@@ -7,15 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.kernels.runtime.dropout_masks import drawn_seeds
 from drill.kernels.transformer.autocast_linear import cast_together
 from drill.kernels.transformer.autocast_linear import product as matrix_product
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
-from tests.kernels.places import every_device
+from tests.kernels.places import every_device, every_impl, needs_triton
 
-needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 SHAPES = {
     "cpu": [(1, 12), (3, 23, 40)],
     "cuda": [*product((1, 67, 4096), (12, 256, 512, 1024))],
@@ -60,7 +58,6 @@ def differentiated(function, given: list[Tensor], weights: list[Tensor]) -> list
     return [*(each.detach() for each in out), *torch.autograd.grad(out, leaves, weights)]
 
 
-@needs_triton
 @pytest.mark.parametrize(
     ("dtype", "half", "carry_norm", "dropout"),
     [  # dtype of the residual and that of products: plain, autocast, a model in half precision
@@ -98,7 +95,6 @@ def test_a_residual_and_its_norm_are_those_of_the_formula(
             assert (ours.double() - exact).norm() <= 4 * torch.finfo(coarse).eps * exact.norm()
 
 
-@needs_triton
 @every_device
 def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
     for shape in SHAPES[device]:
@@ -118,78 +114,52 @@ def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
             assert (each.double() - exact).norm() <= 3e-7 * exact.norm()
 
 
-def close_in(half: torch.dtype, found: Tensor, expected: Tensor) -> None:
-    """A product of another layout may sum in another order."""
-    bound = 1e-4 if half == torch.float32 else 0.02
-    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
-
-
-@needs_triton
 @pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", ["residual_norm", "relu_dropout"])
 @every_device
-def test_a_map_still_to_be_applied_is_a_product_before(device, half):
+def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
     """Outputs and all gradients, of the map too, which are in its own dtype."""
     torch.manual_seed(4)
     shapes = ((3, 23, 40), (3, 23, 24), (40, 24), (40,), (40,), (40,))
-    x, y, matrix, b, gamma, beta = (
-        torch.randn(shape, device=device).requires_grad_() for shape in shapes
-    )
+    leaves = [torch.randn(shape, device=device).requires_grad_() for shape in shapes]
+    x, y, matrix, b, gamma, beta = leaves
     (weights,) = cast_together([(matrix, b)], half)
     given = [torch.randn(3, 23, 40, device=device).to(kind) for kind in (torch.float32, half)]
 
-    def both(inside, y_map):
+    def both(inside, apply):
         torch.manual_seed(1)
+        if kernel == "relu_dropout":
+            out = relu_dropout(inside, b, DROPOUT, x_map=apply, impl="triton")
+            return [out, *torch.autograd.grad(out, [y, matrix, b], given[1])]
         out = residual_norm(
-            x, inside, gamma, beta, y_map=y_map, y_bias=b, dropout=DROPOUT, dtype=half,
+            x, inside, gamma, beta, y_map=apply, y_bias=b, dropout=DROPOUT, dtype=half,
             impl="triton",
         )  # fmt: skip
-        leaves = [x, y, matrix, b, gamma, beta]
         return [*out, *torch.autograd.grad(out, leaves, given)]
 
     apart = both(matrix_product(y, weights._replace(bias=None, half_bias=None)), None)
     together = both(y, weights)
     assert [each.dtype for each in together] == [each.dtype for each in apart]
-    for found, expected in zip(together, apart, strict=True):
-        close_in(half, found, expected)
+    bound = 1e-4 if half == torch.float32 else 0.02  # another layout may sum in another order
+    torch.testing.assert_close(together, apart, rtol=bound, atol=bound)
 
 
-@needs_triton
-@pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
-@every_device
-def test_a_map_before_relu_is_a_product_before(device, half):
-    torch.manual_seed(4)
-    shapes = ((3, 23, 24), (40, 24), (40,))
-    x, matrix, b = (torch.randn(shape, device=device).requires_grad_() for shape in shapes)
-    (weights,) = cast_together([(matrix, b)], half)
-    given = torch.randn(3, 23, 40, device=device).to(half)
-
-    def both(inside, x_map):
-        torch.manual_seed(1)
-        out = relu_dropout(inside, b, DROPOUT, x_map=x_map, impl="triton")
-        return [out, *torch.autograd.grad(out, [x, matrix, b], given)]
-
-    apart = both(matrix_product(x, weights._replace(bias=None, half_bias=None)), None)
-    for found, expected in zip(both(x, weights), apart, strict=True):
-        close_in(half, found, expected)
-
-
-@needs_triton
 @every_device
 def test_a_seed_that_is_given_decides_what_is_dropped(device):
     x, ones = torch.zeros(64, 40, device=device), torch.ones(40, device=device)
 
-    def dropped(seed):
+    def residual(seed):
         return residual_norm(x, x + 1, ones, ones, dropout=0.5, seed=seed, impl="triton")[0]
 
+    def relu(seed):
+        return relu_dropout(x + 1, ones, 0.5, seed=seed, impl="triton")
+
     first, second = drawn_seeds(2, x.device)
-    assert torch.equal(dropped(first), dropped(first))
-    assert not torch.equal(dropped(first), dropped(second))
-    sure = relu_dropout(x + 1, ones, 0.5, seed=first, impl="triton")
-    assert torch.equal(sure, relu_dropout(x + 1, ones, 0.5, seed=first, impl="triton"))
-    assert not torch.equal(sure, relu_dropout(x + 1, ones, 0.5, seed=second, impl="triton"))
+    for dropped in (residual, relu):
+        assert torch.equal(dropped(first), dropped(first))
+        assert not torch.equal(dropped(first), dropped(second))
 
 
-@needs_triton
 @pytest.mark.parametrize("used", ["carried", "read"])
 @pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
 @every_device
@@ -211,7 +181,6 @@ def test_what_nobody_uses_has_no_part_in_gradients(device, carry_norm, used):
         assert (ours.double() - exact).norm() <= 0.01 * exact.norm()
 
 
-@needs_triton
 @every_device
 def test_a_seed_gives_the_same_bits_and_the_next_draw_other_ones(device):
     shape = (80, 24) if device == "cpu" else (5000, 512)  # several programs
@@ -232,7 +201,6 @@ def test_a_seed_gives_the_same_bits_and_the_next_draw_other_ones(device):
     assert not torch.equal(first[0], other[0])
 
 
-@needs_triton
 @pytest.mark.parametrize("width", [12, 40, 1024])
 @every_device
 def test_dropout_keeps_its_share_of_every_place(device, width):
@@ -248,7 +216,6 @@ def test_dropout_keeps_its_share_of_every_place(device, width):
     assert abs(neighbours - 0.82) < 5 * (0.15 / count) ** 0.5
 
 
-@needs_triton
 @pytest.mark.parametrize("dropout", [0.0, DROPOUT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_device
@@ -275,7 +242,6 @@ def test_relu_and_dropout_are_those_of_the_formula(device, dtype, dropout, nan_i
         assert (db.double() - truth[1]).norm() <= 1e-6 * truth[1].norm()
 
 
-@needs_triton
 @every_device
 def test_nan_stays_nan(device):
     x = torch.zeros(4, 16, device=device)
@@ -287,7 +253,6 @@ def test_nan_stays_nan(device):
     assert n.isnan().any(1).tolist() == [False, True, False, False]
 
 
-@needs_triton
 @every_device
 def test_no_rows_cost_nothing(device):
     x, ones = torch.zeros(0, 3, 16, device=device), torch.ones(16, device=device)
@@ -303,15 +268,12 @@ def test_no_rows_cost_nothing(device):
 @pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
 def test_plain_pytorch_has_the_gradients_of_its_formula(carry_norm):
     torch.manual_seed(0)
-    leaves = [
-        torch.randn(shape, dtype=torch.float64) for shape in ((3, 6), (3, 6), (6,), (6,), (6,))
-    ]
+    shapes = ((3, 6), (3, 6), (6,), (6,), (6,))
+    leaves = [torch.randn(each, dtype=torch.float64).requires_grad_() for each in shapes]
 
-    def plain(*given):
-        x, y, b, gamma, beta = given
+    def plain(x, y, b, gamma, beta):
         return residual_norm(x, y, gamma, beta, y_bias=b, carry_norm=carry_norm)
 
-    leaves = [leaf.requires_grad_() for leaf in leaves]
     assert torch.autograd.gradcheck(plain, leaves)
     expected = formula(leaves, torch.ones(()), carry_norm)
     torch.testing.assert_close(plain(*leaves), expected, rtol=0, atol=0)
@@ -320,19 +282,56 @@ def test_plain_pytorch_has_the_gradients_of_its_formula(carry_norm):
 
 def test_dtypes_without_kernels_raise_and_auto_takes_plain_pytorch():
     x, ones = torch.randn(4, 6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r'impl="triton": .*; use impl="reference" or impl="auto"'):
-        residual_norm(x, x, ones, ones, impl="triton")
-    with pytest.raises(ValueError, match=r'impl="triton": .*; use impl="reference" or impl="auto"'):
-        relu_dropout(x, ones, 0.0, impl="triton")
+    for kernel, given in ((residual_norm, (x, x, ones, ones)), (relu_dropout, (x, ones, 0.0))):
+        with pytest.raises(ValueError, match=r'impl="triton": .*; use impl="reference"'):
+            kernel(*given, impl="triton")
     assert choose_sublayer("auto", x) == ("reference", "made for CUDA devices, not cpu")
     assert choose_sublayer("reference", x) == ("reference", "asked for")
 
 
-@needs_triton
 @pytest.mark.gpu
+@needs_triton
 def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
     x = torch.randn(4, 6, device="cuda")
     assert choose_sublayer("auto", x)[0] == "triton"
     with torch.no_grad():
         assert choose_sublayer("auto", x) == ("reference", "no gradients are recorded")
     assert choose_sublayer("auto", x.double())[0] == "reference"
+
+
+# -- shapes that the kernels would read past -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "given"),
+    [
+        ("y", {"y": (1, 16)}),
+        ("y", {"y": (64, 8)}),
+        ("weight", {"weight": (8,)}),
+        ("bias", {"bias": (1, 16)}),
+        ("y_bias", {"y_bias": (8,)}),
+        ("y_map", {"y_map": (8, 16)}),
+        ("y_map", {"y_map": (16, 4)}),
+        ("y", {"y_map": (16, 4), "y": (1, 4)}),
+    ],
+    ids=str,
+)
+@every_impl
+def test_shapes_that_do_not_fit_a_residual_raise(impl, device, wrong, given):
+    usual = {"x": (64, 16), "y": (64, 16), "weight": (16,), "bias": (16,)}
+    made = {name: torch.zeros(shape, device=device) for name, shape in (usual | given).items()}
+    if "y_map" in made:
+        (made["y_map"],) = cast_together([(made["y_map"], None)], torch.float32)
+    with pytest.raises(ValueError, match=f"residual_norm: {wrong} "):
+        residual_norm(**made, impl=impl)
+
+
+@every_impl
+def test_shapes_that_do_not_fit_a_relu_raise(impl, device):
+    x, bias = torch.zeros(5, 16, device=device), torch.zeros(8, device=device)
+    with pytest.raises(ValueError, match="relu_dropout: bias"):
+        relu_dropout(x, bias, 0.0, impl=impl)
+    for shape, wrong in (((8, 12), "x_map"), ((12, 16), "bias")):
+        (weights,) = cast_together([(x.new_zeros(shape), None)], torch.float32)
+        with pytest.raises(ValueError, match=f"relu_dropout: {wrong}"):
+            relu_dropout(x, bias, 0.0, x_map=weights, impl=impl)
