@@ -9,22 +9,15 @@ from torch import Tensor, nn
 from drill.kernels.lstm import lstm as kernel
 from drill.kernels.runtime.dropout_masks import drop_entries
 from drill.models import AwdLstm
-from drill.models import awd_lstm as module
+from tests.models.small_lstms import OFF, lstm_by_hand
 
 V, d, H, T, B = 53, 12, 17, 7, 5
-SITES = [
-    "dropout_embedding",
-    "dropout_input",
-    "dropout_hidden",
-    "dropout_output",
-    "weight_drop",
-]
+SITES = list(OFF)
 
 
 def make(layers: int = 3, dtype: torch.dtype = torch.float64, **dropouts) -> AwdLstm:
     """An encoder with only the dropouts asked for."""
-    options = {**dict.fromkeys(SITES, 0.0), **dropouts}
-    return AwdLstm(nn.Embedding(V, d, dtype=dtype), H, layers, **options)
+    return AwdLstm(nn.Embedding(V, d, dtype=dtype), H, layers, **{**OFF, **dropouts})
 
 
 def text() -> Tensor:
@@ -32,20 +25,10 @@ def text() -> Tensor:
 
 
 def by_hand(encoder: AwdLstm, ids: Tensor, hidden_weights: list[Tensor] | None = None) -> Tensor:
-    """The LSTM equations, one step and one layer at a time; nothing dropped but what is given."""
+    """One step and one layer at a time; nothing dropped but what is given."""
     x = encoder.embedding.weight[ids]
     for i, lstm in enumerate(encoder.lstms):
-        W, b, b_hh = lstm.weight_ih_l0, lstm.bias_ih_l0, lstm.bias_hh_l0
-        U = lstm.weight_hh_l0 if hidden_weights is None else hidden_weights[i]
-        h = c = x.new_zeros(x.shape[1], lstm.hidden_size)
-        steps = []
-        for x_t in x:
-            gates = x_t @ W.T + b + h @ U.T + b_hh
-            i_t, f_t, g_t, o_t = gates.chunk(4, dim=1)
-            c = f_t.sigmoid() * c + i_t.sigmoid() * g_t.tanh()
-            h = o_t.sigmoid() * c.tanh()
-            steps.append(h)
-        x = torch.stack(steps)
+        x = lstm_by_hand(x, lstm, w_hh=hidden_weights and hidden_weights[i])
     return x
 
 
@@ -72,11 +55,8 @@ def test_shapes_and_the_tied_width_of_the_last_layer():
     output, raw, state = encoder(text())
     assert output.shape == raw.shape == (T, B, d)
     assert encoder.output_size == d
-    assert [[tuple(s.shape) for s in layer] for layer in state] == [
-        [(1, B, H)] * 2,
-        [(1, B, H)] * 2,
-        [(1, B, d)] * 2,
-    ]
+    for width, layer in zip((H, H, d), state, strict=True):
+        assert [s.shape for s in layer] == [(1, B, width)] * 2
     wide = AwdLstm(nn.Embedding(V, d), H, output_size=H)
     assert wide.output_size == H
     assert wide(text()).output.shape == (T, B, H)
@@ -99,16 +79,6 @@ def test_several_layers_are_concatenated_in_the_output():
     mask = dropped / raw
     assert torch.equal(mask[:1].expand_as(mask), mask)
     assert sorted(mask.unique().tolist()) == [0, 2]
-
-
-def test_a_text_in_two_batches_is_the_text_in_one():
-    encoder, ids = make(), text()
-    whole = encoder(ids)
-    first = encoder(ids[:3])
-    second = encoder(ids[3:], first.state)
-    torch.testing.assert_close(torch.cat([first.output, second.output]), whole.output)
-    torch.testing.assert_close(second.state, whole.state)
-    assert not torch.allclose(encoder(ids[3:]).output, second.output)  # the state matters
 
 
 # -- weight drop ----------------------------------------------------------------------------------
@@ -182,22 +152,6 @@ def test_weight_drop_on_cudnn_is_active_and_never_warns():
 # -- dropout off in train mode --------------------------------------------------------------------
 
 
-def test_without_dropout_trains_with_the_gradients_of_evaluation():
-    encoder, ids = make(**dict.fromkeys(SITES, 0.5)).eval(), text()
-    truth = encoder(ids).output
-    expected = gradients(encoder, truth)
-    with encoder.without_dropout():
-        assert encoder.training
-        assert all(lstm.training for lstm in encoder.lstms)  # cuDNN has no backward otherwise
-        one, other = encoder(ids), encoder(ids)
-        assert torch.equal(one.output, other.output)
-        assert torch.equal(one.output, one.raw)
-        torch.testing.assert_close(one.output, truth, rtol=0, atol=1e-12)
-        torch.testing.assert_close(gradients(encoder, one.output), expected, rtol=0, atol=1e-12)
-    assert not encoder.training
-    assert not any(lstm.training for lstm in encoder.lstms)
-
-
 def test_dropout_is_back_after_without_dropout_even_after_an_error():
     encoder, ids = make(weight_drop=0.5), text()
     with pytest.raises(KeyError), encoder.without_dropout(), encoder.without_dropout():
@@ -207,41 +161,6 @@ def test_dropout_is_back_after_without_dropout_even_after_an_error():
 
 
 # -- where and in which order ---------------------------------------------------------------------
-
-
-def test_the_order_of_the_dropouts(monkeypatch):
-    calls = []
-
-    def rows(x, ids, count, p):
-        calls.append(("rows", p, x))
-        return x + 1
-
-    def locked(x, p):
-        calls.append(("locked", p, x))
-        return x + 1
-
-    def run(x, states, weights, impl, drop, between):
-        calls.append(("lstms", (drop, between), x))
-        return torch.full((T, B, states[-1][0].shape[2]), 10.0 * len(calls)), states
-
-    monkeypatch.setattr(module, "row_dropout", rows)
-    monkeypatch.setattr(module, "locked_dropout", locked)
-    monkeypatch.setattr(module, "lstm_stack", run)
-    sites = dict(zip(SITES, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
-    encoder, ids = make(dtype=torch.float32, **sites), text()
-    output, raw, _ = encoder(ids)
-    assert [(kind, p) for kind, p, _ in calls] == [
-        ("rows", 0.1),
-        ("locked", 0.2),
-        ("lstms", (0.5, 0.3)),
-        ("locked", 0.4),
-    ]
-    seen = [x for _, _, x in calls]
-    assert torch.equal(seen[0], encoder.embedding(ids))
-    for before, after in ((0, 1), (1, 2)):  # each reads what the last one made
-        assert torch.equal(seen[after], seen[before] + 1)
-    assert torch.equal(raw, seen[3])
-    assert torch.equal(output, raw + 1)
 
 
 def test_only_the_output_is_dropped_by_the_output_dropout():

@@ -59,16 +59,11 @@ def test_model_types_read_a_window(model_type):
 def test_loss_equals_that_of_transformers():
     mine = model()
     nn.init.zeros_(mine.layer.bias)
-    config = transformers.LlamaConfig(
-        vocab_size=V,
-        hidden_size=D,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
+    sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": CONTEXT}
+    stock = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
     )
-    stock = transformers.LlamaForCausalLM(config)
     stock_weights = dict(mine.encoder.body.state_dict())
     stock_weights["embed_tokens.weight"] = mine.encoder.embedding.weight.detach()
     stock.model.load_state_dict(stock_weights)
@@ -225,16 +220,10 @@ def test_perplexity_is_that_of_independent_windows():
     made, ids = model(deep=True).eval(), text().valid
     found = perplexity(made, ids, batch_size=2, bptt=7)
     data = columns(ids, 2)
-    with torch.no_grad():
-        parts = [
-            made.layer.nll(
-                made.encoder(data[i : i + 7][: len(data) - 1 - i]).output,
-                data[i + 1 : i + 8],
-                reduction="sum",
-            )
-            for i in range(0, len(data) - 1, 7)
-        ]
-    assert found.nll == pytest.approx(float(sum(parts)), rel=1e-5)
+    total = 0.0
+    for ids, targets in zip(data[:-1].split(7), data[1:].split(7), strict=True):
+        total += made.layer.nll(made.encoder(ids).output, targets, reduction="sum").item()
+    assert found.nll == pytest.approx(total, rel=1e-5)
 
 
 @pytest.mark.parametrize("deep", [False, True])

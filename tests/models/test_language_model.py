@@ -5,18 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.layers import (
-    DeepResidual,
-    TiedSoftmax,
-)
+from drill.layers import DeepResidual, TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.models.past_decode import PastDecode
+from tests.models.small_lstms import OFF
 
 V, d, H, T, B = 41, 10, 13, 6, 4
-OFF = dict.fromkeys(
-    ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop"), 0.0
-)
 
 
 def make(dropouts: dict[str, float] | None = None, **options) -> LanguageModel:
@@ -66,19 +61,6 @@ def test_one_step_changes_by_nothing_and_not_by_nan():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_the_state_is_carried_without_its_graph():
-    model, (ids, targets) = make(), batch()
-    first = model.loss(ids[:3], targets[:3])
-    assert not any(s.requires_grad for layer in first.state for s in layer)
-    first.total.backward()
-    second = model.loss(ids[3:], targets[3:], first.state)
-    second.total.backward()  # would fail if it went back into the first batch
-    reset = model.loss(ids[3:], targets[3:])
-    assert not torch.allclose(second.nll, reset.nll)
-    whole = model.loss(ids, targets)
-    torch.testing.assert_close((first.nll + second.nll) / 2, whole.nll)
-
-
 # -- ties and dropout -----------------------------------------------------------------------------
 
 
@@ -104,9 +86,6 @@ def test_without_dropout_reaches_the_layer_and_comes_back():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert all(module.training for module in model.modules())
     assert not torch.equal(model.loss(ids, targets).nll, model.loss(ids, targets).nll)
-
-
-# -- any layer ------------------------------------------------------------------------------------
 
 
 def test_widths_that_do_not_fit_raise():

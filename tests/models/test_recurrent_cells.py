@@ -19,14 +19,10 @@ from drill.models.language_model import LanguageModel, augmented_loss
 from drill.training.optim import Sgd
 from drill.training.settings import recipe
 from tests.language_modeling import test_step as steps
+from tests.models.small_lstms import OFF, lstm_by_hand
 
 V, d, H, T, B = 31, 5, 7, 6, 3
-OFF = dict.fromkeys(
-    ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop"), 0.0
-)
-NO_DROPOUT = dict.fromkeys(
-    ("dropout_embedding", "dropout_input", "dropout_state", "dropout_output"), 0.0
-)
+NO_DROPOUT = {f"dropout_{site}": 0.0 for site in ("embedding", "input", "state", "output")}
 
 
 def embedding() -> nn.Embedding:
@@ -43,6 +39,7 @@ def highways(**options) -> RecurrentHighway:
 
 
 ENCODERS = {
+    "awd": lstms,
     "variational": lambda: lstms(dropout_state=0.5, dropout_masks="variational"),
     "skip": lambda: lstms(skip_connections=True, cap_input_gate=True, dropout_state=0.4),
     "highway": lambda: highways(dropout_state=0.3),
@@ -69,21 +66,6 @@ def masks(monkeypatch) -> list[Tensor]:
 
 
 # -- the equations --------------------------------------------------------------------------------
-
-
-def lstm_by_hand(x: Tensor, lstm: nn.LSTM, mask: Tensor | None, capped: bool) -> Tensor:
-    h = c = x.new_zeros(B, lstm.hidden_size)
-    steps = []
-    for x_t in x:
-        read = h if mask is None else h * mask
-        gates = x_t @ lstm.weight_ih_l0.T + lstm.bias_ih_l0 + read @ lstm.weight_hh_l0.T
-        i, f, g, o = (gates + lstm.bias_hh_l0).chunk(4, dim=1)
-        i, f = torch.sigmoid(i), torch.sigmoid(f)
-        i = torch.where(i < 1 - f, i, 1 - f) if capped else i
-        c = f * c + i * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        steps.append(h)
-    return torch.stack(steps)
 
 
 @pytest.mark.parametrize("capped", [False, True])
@@ -134,9 +116,8 @@ def test_highway_network_is_the_equation():
     given = [value.detach().clone().requires_grad_() for value in values]
 
     def output(*parameters: Tensor) -> Tensor:
-        return torch.func.functional_call(
-            net, dict(zip(names, parameters, strict=True)), ids[:2]
-        ).output
+        changed = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(net, changed, ids[:2]).output
 
     assert gradcheck(output, given, fast_mode=True)
 
@@ -169,7 +150,7 @@ def test_one_mask_of_the_state_for_all_steps_of_a_layer(masks):
     assert [each.shape for each in masks] == [(B, H), (B, d)]
     x = net.embedding(ids)
     for each, mask in zip(net.lstms, masks, strict=True):
-        x = lstm_by_hand(x, each, mask, capped=False)
+        x = lstm_by_hand(x, each, mask)
     torch.testing.assert_close(output, x)
 
 
@@ -190,10 +171,11 @@ def test_one_mask_of_the_state_for_all_highway_layers(masks):
 )
 def test_masks_by_kind(masks, monkeypatch, kind, shapes):
     monkeypatch.setattr("drill.kernels.lstm.lstm.draw_mask", awd_lstm.draw_mask)
-    sites = ("embedding", "input", "hidden", "output")
-    net = lstms(dropout_masks=kind, **{f"dropout_{site}": 0.5 for site in sites})
+    sites = {"embedding": 0.1, "input": 0.2, "hidden": 0.3, "output": 0.4}
+    net = lstms(dropout_masks=kind, **{f"dropout_{site}": p for site, p in sites.items()})
     net(text())
     assert [tuple(each.shape) for each in masks] == shapes
+    assert [1 - 1 / each.max().item() for each in masks] == pytest.approx([*sites.values()])
 
 
 def test_words_are_dropped_from_each_sequence():
@@ -215,6 +197,7 @@ def test_a_text_in_two_segments_is_the_text_in_one(encoder):
     second = net(ids[2:], first.state)
     torch.testing.assert_close(torch.cat([first.output, second.output]), whole.output)
     torch.testing.assert_close(second.state, whole.state)
+    assert not torch.allclose(net(ids[2:]).output, second.output)  # the state matters
     with net.without_dropout():
         torch.testing.assert_close(net(ids).output, whole.output)
     assert not net.training

@@ -126,22 +126,15 @@ def test_an_empty_sentence_is_one_pad_however_it_is_padded():
 # -- dropout --------------------------------------------------------------------------------------
 
 
-def test_dropout_is_on_in_training_and_off_in_evaluation():
-    model, source, target = make(dropout=0.3), ids(B, S), ids(B, T)
-    assert not torch.equal(model(source, target), model(source, target))
-    model.eval()
-    assert torch.equal(model(source, target), model(source, target))
-
-
-@pytest.mark.parametrize("site", ["attention", "the rest"])
-def test_attention_has_a_dropout_of_its_own(site):
-    first, second = (0.0, 0.5) if site == "attention" else (0.5, 0.0)
-    model = make(dropout=first, attention_dropout=second)
-    source, target = ids(B, S), ids(B, T)
+@pytest.mark.parametrize(("dropout", "attention"), [(0.0, 0.5), (0.5, 0.0)])
+def test_both_dropouts_are_on_in_training_and_off_in_evaluation(dropout, attention):
+    model, source, target = make(dropout=dropout, attention_dropout=attention), ids(B, S), ids(B, T)
     assert not torch.equal(model(source, target), model(source, target))
     drawn = {model.decoder[0].attention.dropout, model.decoder[0].source_attention.dropout}
-    assert drawn == {second} == {model.encoder[0].attention.dropout}
-    assert model.encoder[0].feedforward.dropout == model.dropout == first
+    assert drawn == {attention} == {model.encoder[0].attention.dropout}
+    assert model.encoder[0].feedforward.dropout == model.dropout == dropout
+    model.eval()
+    assert torch.equal(model(source, target), model(source, target))
 
 
 # -- sizes and start values -----------------------------------------------------------------------

@@ -7,25 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.models import Transformer
 from drill.models.transformer import blocks as transformer_blocks
 from drill.models.transformer import fused_linear as transformer_maps
 from drill.models.transformer.attention import WithoutCudnn, fused_attention
 from drill.training.cuda_graphs import CapturedGradients
 from tests.kernels.places import every_device, every_impl
-from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged
-
-
-def trained(impl: str, norm: str, device: str, half: bool, dropout: float = 0.0) -> list[Tensor]:
-    """Hidden states and all gradients, of a model that does not depend on ``impl``."""
-    torch.manual_seed(3)
-    model = make(norm, dropout, impl=impl).to(device, torch.float32)
-    source, target = ragged(S).to(device), ids(B, T).to(device)
-    with torch.autocast(device, torch.bfloat16, enabled=half):
-        hidden = model(source, target)
-    (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
-    return [hidden.detach(), *(parameter.grad for parameter in model.parameters())]
+from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged, trained
 
 
 @cache
@@ -34,7 +22,6 @@ def undropped(norm: str, device: str, half: bool) -> list[Tensor]:
     return trained("triton", norm, device, half)
 
 
-@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 @pytest.mark.parametrize(
     ("norm", "half"),
     [
@@ -55,18 +42,16 @@ def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @every_device
 def test_one_pass_drops_as_the_seed_says(norm, device):
-    first, again = (trained("triton", norm, device, True, 0.3) for _ in range(2))
+    first, again = (trained("triton", norm, device, True, dropout=0.3) for _ in range(2))
     assert torch.equal(first[0], again[0])
-    torch.testing.assert_close(first, again, rtol=1e-3, atol=1e-3)  # attention's may be added anew
+    torch.testing.assert_close(first, again, rtol=1e-3, atol=1e-3)  # attention sums in any order
     assert not torch.equal(first[0], undropped(norm, device, True)[0])
 
 
-@pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 @pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 @every_device
 def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
@@ -100,20 +85,18 @@ def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
     assert drawn == [(), ()]
 
 
-def test_attention_past_padding_leaves_cudnn_as_it_was():
+@pytest.mark.parametrize("enabled", [True, False])
+def test_attention_past_padding_leaves_cudnn_as_it_was(enabled):
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    try:
-        for enabled in (True, False):
-            torch.backends.cuda.enable_cudnn_sdp(enabled)
-            with WithoutCudnn():
-                assert not torch.backends.cuda.cudnn_sdp_enabled()
-            assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+    torch.backends.cuda.enable_cudnn_sdp(enabled)
+    with WithoutCudnn():
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
+    torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @pytest.mark.gpu
-def test_replays_of_one_pass_drop_anew():
+def test_replays_of_one_pass_drop_other_entries():
     model = make(dropout=0.3, attention_dropout=0.0, impl="triton").to("cuda", torch.float32)
     source, target = ragged(S).cuda(), ids(B, T).cuda()
     gradients = CapturedGradients(model, lambda *batch: model(*batch).square().sum())
@@ -147,17 +130,10 @@ def without_biases(model: Transformer) -> None:
 @both_norms
 @every_impl
 def test_maps_and_norms_may_have_no_bias(impl, device, norm, half):
-    found = []
-    for chosen in (impl, "reference"):
-        torch.manual_seed(3)
-        model = make(norm, impl=chosen).to(device, torch.float32)
-        without_biases(model)
-        with torch.autocast(device, torch.bfloat16, enabled=half):
-            hidden = model(ragged(S).to(device), ids(B, T).to(device))
-        (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
-        gradients = [p.grad.flatten() for p in model.parameters()]
-        found.append(torch.cat([hidden.detach().flatten(), *gradients]))
-    ours, theirs = found
+    ours, theirs = (
+        torch.cat([x.flatten() for x in trained(each, norm, device, half, without_biases)])
+        for each in (impl, "reference")
+    )
     assert (ours - theirs).norm() <= (0.03 if half else 1e-5) * theirs.norm()
 
 

@@ -10,11 +10,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
-from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 from drill.models import Transformer
-from tests.kernels.places import every_impl
+from tests.kernels.places import every_impl, interpreted
 from tests.models import small_transformers
-from tests.models.small_transformers import B, S, T, both_norms, d, ids, ragged
+from tests.models.small_transformers import B, S, T, both_norms, d, encoded, ids, ragged, trained
 
 make = partial(small_transformers.make, layers=1)
 
@@ -24,8 +23,6 @@ class Adapted(nn.Linear):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features)
-        self.load_state_dict(linear.state_dict())
-        self.to(linear.weight)
         self.extra = nn.Parameter(torch.full_like(self.weight, 0.01))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,8 +34,6 @@ class ScaledNorm(nn.LayerNorm):
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__(norm.normalized_shape)
-        self.load_state_dict(norm.state_dict())
-        self.to(norm.weight)
         self.extra = nn.Parameter(torch.full_like(self.weight, 1.5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,27 +46,23 @@ def adapted(model: Transformer) -> dict[str, nn.Module]:
     for name, module in list(model.named_modules()):
         kind = {nn.Linear: Adapted, nn.LayerNorm: ScaledNorm}.get(type(module))
         if kind is not None:
-            model.set_submodule(name, kind(module))
-            found[name] = model.get_submodule(name)
+            adapter = kind(module).to(module.weight)
+            adapter.load_state_dict(module.state_dict(), strict=False)
+            model.set_submodule(name, adapter)
+            found[name] = adapter
     return found
 
 
 @both_norms
 @every_impl
 def test_adapters_are_called_and_trained(impl, device, norm):
-    gradients = []
+    models = []
     for chosen in (impl, "reference"):
-        torch.manual_seed(3)
-        model = make(norm, impl=chosen).to(device, torch.float32)
-        adapters = adapted(model)
-        hidden = model(ragged(S).to(device), ids(B, T).to(device))
-        (hidden * torch.linspace(-1, 1, d, device=device)).sum().backward()
-        gradients.append({name: module.extra.grad for name, module in adapters.items()})
-    assert len(gradients[0]) == (4 + 2) + (7 + 3) + (2 if norm == "pre" else 0)
-    for name, found in gradients[0].items():
-        assert found is not None, name
-        assert found.abs().max() > 0, name
-        torch.testing.assert_close(found, gradients[1][name], rtol=1e-3, atol=1e-4)
+        trained(chosen, norm, device, change=lambda m: models.append(adapted(m)), layers=1)
+    assert len(models[0]) == (4 + 2) + (7 + 3) + (2 if norm == "pre" else 0)
+    ours, theirs = ({name: x.extra.grad for name, x in adapters.items()} for adapters in models)
+    assert all(grad.any() for grad in ours.values())
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -151,17 +142,14 @@ def doubled_in_calls(model: Transformer, of: str) -> None:
 @both_norms
 @every_impl
 def test_a_hook_may_set_the_weights_of_what_is_called(impl, device, norm, of):
-    found = []
-    for in_hook in (True, False):
-        torch.manual_seed(3)
-        model = make(norm, impl=impl if in_hook else "reference").to(device, torch.float32)
-        if in_hook:
-            doubled_in_calls(model, of)
-        else:
-            for part in parts(model, of):
-                scaled(part, 2.0)
-        found.append(model(ragged(S).to(device), ids(B, T).to(device)))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    def doubled(model: Transformer) -> None:
+        for part in parts(model, of):
+            scaled(part, 2.0)
+
+    in_hook = partial(doubled_in_calls, of=of)
+    _, found = encoded(impl, norm, device, change=in_hook, layers=1)
+    _, expected = encoded("reference", norm, device, change=doubled, layers=1)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("room", [None, T], ids=["growing", "fixed"])
@@ -192,11 +180,9 @@ def alone(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # nobody writes to it
-@pytest.mark.parametrize("impl", ["reference", "triton"])
+@pytest.mark.parametrize("impl", ["reference", pytest.param("triton", marks=interpreted)])
 @every_part
 def test_blocks_and_parts_of_them_may_be_sharded(alone, impl, of):
-    if impl == "triton" and not (TRITON_INSTALLED and INTERPRETED):
-        pytest.skip("Triton does not interpret")
     found, source, target = [], ragged(S), ids(B, T)
     for sharded in (True, False):
         torch.manual_seed(3)
@@ -226,34 +212,28 @@ class Doubled(nn.Module):
 
 @every_impl
 def test_weights_may_be_parametrized(impl, device):
-    found = []
-    for parametrized in (True, False):
-        torch.manual_seed(3)
-        model = make(impl=impl if parametrized else "reference").to(device, torch.float32)
+    def parametrized(model: Transformer) -> None:
         for module in list(model.modules()):
             if isinstance(module, nn.Linear | nn.LayerNorm):
-                if parametrized:
-                    parametrize.register_parametrization(module, "weight", Doubled())
-                else:
-                    scaled(module, 2.0)
-        found.append(model(ragged(S).to(device), ids(B, T).to(device)))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+                parametrize.register_parametrization(module, "weight", Doubled())
+
+    _, found = encoded(impl, "pre", device, change=parametrized, layers=1)
+    _, expected = encoded("reference", "pre", device, change=partial(scaled, factor=2.0), layers=1)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", ["around_attention.norm", "attention.output", "feedforward.inner"])
 @every_impl
-def test_kernels_next_to_adapters_have_the_dtypes_of_autocast(impl, device, norm):
+def test_kernels_next_to_adapters_have_the_dtypes_of_autocast(impl, device, of, norm):
     """A norm called after a map that was not, and a map called before a norm that was not."""
-    for of in ("around_attention.norm", "attention.output", "feedforward.inner"):
-        found = []
-        for chosen in (impl, "reference"):
-            torch.manual_seed(3)
-            model = make(norm, 0.0, impl=chosen).to(device, torch.float32)
-            for block in (*model.encoder, *model.decoder):
-                block.get_submodule(of).register_forward_hook(lambda *_: None)
-            with torch.autocast(device, torch.bfloat16):
-                hidden = model(ragged(S).to(device), ids(B, T).to(device))
-            hidden.square().sum().backward()
-            found.append(hidden.detach())
-        assert found[0].dtype == found[1].dtype
-        assert (found[0] - found[1]).norm() <= 0.03 * found[1].norm()
+
+    def hooked(model: Transformer) -> None:
+        for part in parts(model, of):
+            part.register_forward_hook(lambda *_: None)
+
+    ours, theirs = (
+        trained(each, norm, device, True, hooked, layers=1)[0] for each in (impl, "reference")
+    )
+    assert ours.dtype == theirs.dtype
+    assert (ours - theirs).norm() <= 0.03 * theirs.norm()

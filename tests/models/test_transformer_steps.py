@@ -61,7 +61,7 @@ def test_steps_keep_the_precision_of_autocast():
     torch.testing.assert_close(steps, whole, rtol=0.05, atol=0.05)
 
 
-def test_steps_with_gradients_are_refused():
+def test_steps_with_gradients_raise():
     model = make()
     cache = model.start(model.encode(ids(1, S)))
     with pytest.raises(RuntimeError, match=r"under torch.no_grad\(\), or all at once to train"):

@@ -15,8 +15,9 @@ from drill.layers import (
 )
 from drill.models import Transformer
 from drill.models.translator import Translator
+from tests.models.small_transformers import PAD, padded
 
-V, d, B, S, T, PAD = 37, 8, 4, 6, 5, 0
+V, d, B, S, T = 37, 8, 4, 6, 5
 SIZES = {"layers": 1, "heads": 2, "feedforward": 16}
 
 
@@ -32,12 +33,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     for i in range(B):
         source[i, S - i :] = PAD
         target[i, T + 1 - i :] = PAD
-    target_out = target[:, 1:].clone()
-    return source, target[:, :-1], target_out
-
-
-def longer(rows: Tensor, extra: int) -> Tensor:
-    return torch.cat([rows, rows.new_full((len(rows), extra), PAD)], dim=1)
+    return source, target[:, :-1], target[:, 1:].clone()
 
 
 # -- the loss -------------------------------------------------------------------------------------
@@ -63,11 +59,8 @@ def test_the_loss_is_smoothed_cross_entropy_over_real_tokens_by_hand(smoothing):
 def test_the_loss_never_asks_for_logits(monkeypatch):
     model, rows = make(), batch()
 
-    def refuse(*_):
-        raise AssertionError("logits of all labels")
-
-    monkeypatch.setattr(DeepResidual, "logits", refuse)
-    monkeypatch.setattr(DeepResidual, "log_probs", refuse)
+    for name in ("logits", "log_probs"):
+        monkeypatch.setattr(DeepResidual, name, lambda *_: pytest.fail("logits of all labels"))
     model.loss(*rows).backward()
 
 
@@ -79,7 +72,7 @@ def test_longer_padding_has_the_same_loss_and_gradients():
         return loss, list(torch.autograd.grad(loss, list(model.parameters())))
 
     short = step(source, target_in, target_out)
-    long = step(longer(source, 5), longer(target_in, 3), longer(target_out, 3))
+    long = step(padded(source, 5), padded(target_in, 3), padded(target_out, 3))
     torch.testing.assert_close(long, short, rtol=0, atol=1e-12)
 
 
