@@ -38,3 +38,15 @@ every_impl = pytest.mark.parametrize(
 def on_hopper(test):
     """Marks a test that needs a Hopper GPU."""
     return pytest.mark.gpu(needs_hopper(test))
+
+
+def captured(step):
+    """A CUDA graph of a step that ran before on another stream, and what the graph fills."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, step()

@@ -220,6 +220,14 @@ def batch(layer: OutputLayer, *lead: int, seed: int = 1) -> tuple[Tensor, Tensor
     return hidden.requires_grad_(), targets
 
 
+def given(
+    name: str, *lead: int, dtype: torch.dtype = torch.float32, train: bool = False
+) -> tuple[OutputLayer, Tensor, Tensor]:
+    """The layer of a row, hidden states and targets."""
+    layer = make(name, dtype).train(train)
+    return layer, *batch(layer, *lead)
+
+
 def seed(layer: OutputLayer) -> None:
     """From here on the layer draws what it drew after the last call."""
     torch.manual_seed(0)

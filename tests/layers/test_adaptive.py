@@ -154,13 +154,6 @@ def test_maps_start_with_the_scale_of_the_logits_they_replace():
         assert (A(contexts) * B(contexts)).sum(1).min() > 0  # a context agrees with itself
 
 
-def test_its_parameters_are_on_the_device_of_the_layer():
-    inner = TiedSoftmax(nn.Embedding(V, 4)).to("meta", torch.bfloat16)
-    layer = AdaptiveSoftmax(inner, [3, 7], counts=COUNTS)
-    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
-    assert layer.ranking.ids.device.type == "meta"
-
-
 # -- reductions, ignored targets, smoothing, dtypes ---------------------------------------------
 
 
@@ -194,36 +187,6 @@ def test_where_nothing_can_wait_clusters_look_at_all_tokens(monkeypatch):
     torch.testing.assert_close(
         gradients(found.sum(), layer, hidden), gradients(truth.sum(), layer, hidden)
     )
-
-
-# -- faults -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "cutoffs", [[], [7, 3], [3, 3, 7], [0, 3], [-1, 3], [3, V], [3, 4.5], [True, 3], 3], ids=str
-)
-def test_invalid_cutoffs_raise(cutoffs):
-    with pytest.raises(ValueError, match="AdaptiveSoftmax: cutoffs"):
-        AdaptiveSoftmax(make("tied"), cutoffs)
-
-
-@pytest.mark.parametrize("value", [0.5, math.nan, math.inf, None, "4", True])
-def test_an_invalid_reduction_factor_raises(value):
-    with pytest.raises(ValueError, match="AdaptiveSoftmax: reduction_factor"):
-        adaptive(reduction_factor=value)
-
-
-def test_a_vocabulary_that_changed_without_resize_raises():
-    hidden = torch.zeros(2, 4, dtype=torch.float64)
-    for name, labels, fault in [
-        ("tied", V + 1, r"resize\(12\)"),
-        ("tied without bias", V + 1, r"11 labels are ranked.*resize\(12\)"),
-        ("tied without bias", 7, "the last cutoff is 7, but the layer has only 7 labels left"),
-    ]:
-        layer = adaptive(name, counts=COUNTS)
-        layer.layer.embedding.weight = nn.Parameter(torch.zeros(labels, 4, dtype=torch.float64))
-        with pytest.raises(ValueError, match=fault):
-            layer.log_probs(hidden)
 
 
 # -- on a GPU -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.layers import MatrixLayer
 from drill.layers.base import nll_with_lowered_target
 from drill.layers.wrappers.mixture import Mixture
-from tests.layers.table import ONE_EACH, V, batch, gradients, make, seed
+from tests.layers.table import ONE_EACH, V, batch, given, gradients, make, seed
 
 EPSILON = 0.3
 SPLIT = ("sampled deep residual", "adaptive deep residual")
@@ -63,8 +63,7 @@ def single_context(layer, hidden, label):
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("name", [n for n in ONE_EACH if n not in SPLIT])
 def test_it_is_plain_pytorch_with_shifted_logits(name, impl):
-    layer = make(name, torch.float64)
-    hidden, targets = batch(layer, 12)
+    layer, hidden, targets = given(name, 12, dtype=torch.float64)
     plain, lowered = layer.adversarial_nll(hidden, targets, EPSILON, impl=impl)
     wanted, truth = by_hand(layer, hidden, targets)
     assert not plain.requires_grad
@@ -77,8 +76,7 @@ def test_it_is_plain_pytorch_with_shifted_logits(name, impl):
 
 
 def test_an_adaptive_softmax_lowers_the_target_in_its_own_cluster():
-    layer = make("adaptive deep residual", torch.float64)
-    hidden, targets = batch(layer, 30)
+    layer, hidden, targets = given("adaptive deep residual", 30, dtype=torch.float64)
     plain, lowered = layer.adversarial_nll(hidden, targets, EPSILON)
     rank = layer.ranking.ranks_of(targets)
     context, _, softmaxes = layer._encode(hidden)
@@ -95,8 +93,7 @@ def test_an_adaptive_softmax_lowers_the_target_in_its_own_cluster():
 
 
 def test_a_sampled_softmax_lowers_the_target_among_its_samples():
-    layer = make("sampled tied", torch.float64).train()
-    hidden, targets = batch(layer, 12)
+    layer, hidden, targets = given("sampled tied", 12, dtype=torch.float64, train=True)
     seed(layer)
     plain, lowered = layer.adversarial_nll(hidden, targets, EPSILON)
     seed(layer)
@@ -109,8 +106,7 @@ def test_a_sampled_softmax_lowers_the_target_among_its_samples():
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_ignored_targets_have_no_loss(name):
-    layer = make(name, torch.float64).train()
-    hidden, targets = batch(layer, 4)
+    layer, hidden, targets = given(name, 4, dtype=torch.float64, train=True)
     targets[1] = IGNORE_INDEX
     for losses in layer.adversarial_nll(hidden, targets, EPSILON):
         assert (losses.abs() < 1e-12).tolist() == [False, True, False, False]

@@ -20,8 +20,7 @@ from drill.layers.cost import FORMULAE, cost, example_layers, zipf_counts
 
 V, d, h, j, k, K, N = 507, 24, 40, 12, 3, 5, 33
 
-# name -> (own parameters, FLOPs of one nll forward and backward)
-CLOSED_FORMS = {
+CLOSED_FORMS = {  # own parameters, FLOPs of one nll forward and backward
     "full": (V * h + V, 6 * N * V * h),
     "tied": (V, 6 * N * V * d),
     "bilinear": (d * h + V, 6 * N * V * h + 6 * V * d * h),
@@ -44,9 +43,12 @@ def test_every_layer_has_a_row(layers):
 
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)
-def test_parameters_and_training_follow_the_closed_forms(layers, name):
+def test_costs_follow_the_closed_forms(layers, name):
     counted = cost(layers[name], N)
     assert (counted.parameters, counted.train_flops) == CLOSED_FORMS[name]
+    assert counted.folded == (name != "mixture")  # which pays for every expert
+    if name == "mixture":
+        assert counted.inference_flops == K * (2 * N * V * d + 2 * N * h * d + 2 * N * h)
 
 
 @pytest.mark.parametrize("name", ["full", "tied", "bilinear", "dual", "deep-residual"])
@@ -55,15 +57,7 @@ def test_inference_costs_what_the_folded_head_costs(layers, name):
     head, hidden = layer.fold(), torch.empty(N, layer.hidden_size, device="meta")
     with FlopCounterMode(display=False) as counter:
         head(layer.context(hidden))
-    counted = cost(layer, N)
-    assert counted.folded
-    assert counted.inference_flops == counter.get_total_flops()
-
-
-def test_a_mixture_does_not_fold_and_pays_for_every_expert(layers):
-    counted = cost(layers["mixture"], N)
-    assert not counted.folded
-    assert counted.inference_flops == K * (2 * N * V * d + 2 * N * h * d + 2 * N * h)
+    assert cost(layer, N).inference_flops == counter.get_total_flops()
 
 
 def test_a_mixture_encodes_deep_labels_once():

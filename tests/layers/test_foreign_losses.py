@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.layers.table import CASES, batch, every_matrix_case, gradients, make
+from tests.layers.table import CASES, batch, every_matrix_case, given, gradients, make
 
 has_chunks = hasattr(F, "linear_cross_entropy") and hasattr(torch.nn, "LinearCrossEntropyOptions")
 
@@ -37,6 +37,5 @@ def test_a_loss_over_weight_and_bias_trains_every_parameter(name, chunks, traini
 
 @every_matrix_case
 def test_only_the_dual_map_moves_the_hidden_states(name):
-    layer = make(name)
-    hidden, _ = batch(layer, 3)
+    layer, hidden, _ = given(name, 3)
     assert (layer.context(hidden) is hidden) == (CASES[name].layer != "dual")

@@ -21,7 +21,7 @@ from drill.layers import (
     SoftcappedSoftmax,
     TiedSoftmax,
 )
-from tests.layers.table import batch, make, matrix_of
+from tests.layers.table import given, matrix_of
 
 PLACES = pytest.mark.parametrize("dropout_at", ["input", "output"])
 
@@ -147,46 +147,30 @@ ACTIVATIONS = {
 @PLACES
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("between", [True, False])
+@pytest.mark.parametrize("residual_between", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_labels_follow_the_recurrence_with_given_masks(
-    embedding, monkeypatch, dropout_at, locked, residual, between, activation
+    embedding, monkeypatch, dropout_at, locked, residual, residual_between, activation
 ):
     embedding.double()
+    options = {"activation": activation, "dropout": 0.5, "locked": locked}
+    where = {"dropout_at": dropout_at, "residual": residual, "residual_between": residual_between}
     layer = DeepResidual(
-        embedding,
-        depth=3,
-        activation=activation,
-        dropout=0.5,
-        locked=locked,
-        dropout_at=dropout_at,
-        residual=residual,
-        residual_between=between,
-        init_range=0.5,
-        impl="reference",
+        embedding, depth=3, init_range=0.5, impl="reference", **options, **where
     ).double()
     masks = [torch.randint(2, (1 if locked else 50, 8)).double() * 2 for _ in range(3)]
-    given = iter(masks)
-    asked = []
+    given, asked = iter(masks), []
 
     def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
         asked.append((tuple(shape), p))
         return next(given)
 
     monkeypatch.setattr("drill.layers.label_map.draw_mask", draw_mask)
-    found = layer.train().labels().detach().numpy()
-    maps = [
-        (f.linear.weight.detach().numpy().T, f.linear.bias.detach().numpy()) for f in layer.maps
-    ]
-    truth = recurrence(
-        embedding.weight.detach().numpy(),
-        maps,
-        [mask.numpy() for mask in masks],
-        ACTIVATIONS[activation],
-        dropout_at,
-        residual,
-        between,
-    )
+    with torch.no_grad():
+        found = layer.train().labels().numpy()
+        maps = [(f.linear.weight.numpy().T, f.linear.bias.numpy()) for f in layer.maps]
+        E = embedding.weight.numpy()
+    truth = recurrence(E, maps, [mask.numpy() for mask in masks], ACTIVATIONS[activation], **where)
     np.testing.assert_allclose(found, truth, rtol=1e-12, atol=1e-12)
     assert asked == [((1 if locked else 50, 8), 0.5)] * 3
 
@@ -264,8 +248,7 @@ def test_standard_dropout_drops_every_entry_for_itself(wide, dropout_at):
 
 
 def test_dropout_of_a_dual_map_leaves_contexts_alone():
-    layer = make("dual locked").train()
-    hidden, _ = batch(layer, 6)
+    layer, hidden, _ = given("dual locked", 6, train=True)
     assert torch.equal(layer.context(hidden), layer.context(hidden))
 
 
@@ -273,7 +256,7 @@ def test_dropout_of_a_dual_map_leaves_contexts_alone():
 
 
 def fills(tensor: Tensor, bound: float) -> bool:
-    """Uniform in +-bound, as far as the extremes and the mean tell."""
+    """Uniform in +-bound, as far as the extremes and the mean show."""
     return (
         0.9 * bound < tensor.max() <= bound
         and -bound <= tensor.min() < -0.9 * bound

@@ -4,7 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from tests.layers.table import (
     batch,
     every_case,
     every_matrix_case,
+    given,
     make,
     matrix_of,
     one_of_each_layer,
@@ -46,18 +47,22 @@ class Counted:
 
 
 @every_case
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "cached_labels"])
 def test_labels_are_encoded_once_in_eval_mode_without_gradients(name, mode):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
-    encoded_by_need = [x.detach() for x in (layer.log_probs(hidden), layer.nll(hidden, targets))]
+    layer, hidden, targets = given(name, 6)
+
+    def answers() -> tuple[Tensor, Tensor]:
+        return layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
+
+    truth = [x.detach() for x in answers()]  # encoded as needed
+    plain = isinstance(matrix_of(layer).weight, nn.Parameter)  # nothing to encode
     counted = Counted(matrix_of(layer))
-    with mode():
+    cached = mode == "cached_labels"
+    block = layer.cached_labels() if cached else nullcontext()
+    with getattr(torch, "no_grad" if cached else mode)(), block:
         for _ in range(3):
-            found = layer.log_probs(hidden), layer.nll(hidden, targets)
-            assert all(map(torch.equal, found, encoded_by_need))
-        plain = isinstance(matrix_of(layer).weight, nn.Parameter)  # nothing to encode
-    assert plain or counted.encoded == 1
+            assert all(map(torch.equal, answers(), truth))
+    assert counted.encoded == 1 or (plain and not cached)
     before = counted.encoded
     layer.nll(hidden, targets).backward()  # with gradients they are encoded again
     assert counted.encoded == before + 1
@@ -199,20 +204,6 @@ def test_tensors_that_count_no_writes_are_encoded_each_time():
 # -- cached_labels ------------------------------------------------------------------------------
 
 
-@every_case
-def test_cached_labels_give_the_same_and_encode_once(name):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
-    with torch.no_grad():
-        truth = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
-        counted = Counted(matrix_of(layer))
-        with layer.cached_labels():
-            for _ in range(3):
-                found = layer.log_probs(hidden), layer.nll(hidden, targets, label_smoothing=0.1)
-                assert all(map(torch.equal, found, truth))
-        assert counted.encoded == 1
-
-
 @pytest.mark.parametrize("write", IN_PLACE)
 @one_of_each_layer
 def test_a_parameter_written_inside_cached_labels_raises(name, write):
@@ -254,8 +245,7 @@ def test_an_encoder_with_state_can_be_cached():
 
 @one_of_each_layer
 def test_cached_labels_serve_evaluation_only(name):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
+    layer, hidden, targets = given(name, 6)
     with layer.cached_labels(), pytest.raises(RuntimeError, match="no_grad"):
         layer.nll(hidden, targets)
     with layer.cached_labels(), torch.no_grad():
@@ -280,8 +270,7 @@ def test_cached_labels_of_a_frozen_layer_pass_gradients_to_hidden():
 @pytest.mark.parametrize("inner", ["cached_labels", "shared_labels"])
 @one_of_each_layer
 def test_blocks_do_not_nest(name, outer, inner):
-    layer = make(name)
-    hidden, _ = batch(layer, 2)
+    layer, hidden, _ = given(name, 2)
     with torch.no_grad(), getattr(layer, outer)():
         with pytest.raises(RuntimeError, match="do not nest"), getattr(layer, inner)():
             pass
@@ -291,8 +280,7 @@ def test_blocks_do_not_nest(name, outer, inner):
 @pytest.mark.parametrize("block", ["cached_labels", "shared_labels"])
 @one_of_each_layer
 def test_labels_are_released_after_an_exception(name, block):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
+    layer, hidden, targets = given(name, 6)
     with suppress(ZeroDivisionError), getattr(layer, block)():
         raise ZeroDivisionError
     counted = Counted(matrix_of(layer))
@@ -302,8 +290,7 @@ def test_labels_are_released_after_an_exception(name, block):
 
 @one_of_each_layer
 def test_a_copy_made_inside_a_block_is_free(name):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
+    layer, hidden, targets = given(name, 6)
     with torch.no_grad(), layer.cached_labels():
         double = copy.deepcopy(layer)
     double.nll(hidden, targets).backward()
@@ -337,8 +324,7 @@ def test_shared_labels_give_the_gradients_of_one_big_batch(name):
 
 @every_case
 def test_shared_labels_are_encoded_and_differentiated_once(name):
-    layer = make(name).train()
-    hidden, targets = batch(layer, 8)
+    layer, hidden, targets = given(name, 8, train=True)
     counted = Counted(matrix_of(layer))
     with layer.shared_labels():
         for some, aims in micro_batches(hidden, targets):
@@ -349,8 +335,7 @@ def test_shared_labels_are_encoded_and_differentiated_once(name):
 
 @every_matrix_case
 def test_an_exception_inside_shared_labels_leaves_the_label_side_untouched(name):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
+    layer, hidden, targets = given(name, 6)
     parameters = list(layer.parameters())
     reached = torch.autograd.grad(layer.labels().sum(), parameters, allow_unused=True)
     with suppress(ZeroDivisionError), layer.shared_labels():
@@ -363,8 +348,7 @@ def test_an_exception_inside_shared_labels_leaves_the_label_side_untouched(name)
 
 @one_of_each_layer
 def test_shared_labels_without_backward_do_nothing(name):
-    layer = make(name)
-    hidden, targets = batch(layer, 6)
+    layer, hidden, targets = given(name, 6)
     truth = layer.nll(hidden, targets)
     with layer.shared_labels():
         assert torch.equal(layer.nll(hidden, targets), truth)
@@ -419,6 +403,13 @@ def test_shared_labels_leave_no_garbage_behind():
         gc.enable()
 
 
+@contextmanager
+def stale_block(layer: MatrixLayer, match: str | None = None):
+    """Shared labels that are stale at the end of the block, or before."""
+    with pytest.raises(StaleLabels, match=match), layer.shared_labels():
+        yield
+
+
 def test_backward_after_the_block_raises():
     layer = TiedSoftmax(nn.Embedding(V, D))
     hidden, targets = torch.randn(3, D), torch.arange(3)
@@ -431,18 +422,12 @@ def test_backward_after_the_block_raises():
 @pytest.mark.parametrize(("kind", "options"), STEPS, ids=str)
 @one_of_each_layer
 def test_a_step_inside_shared_labels_raises_and_writes_nothing(name, kind, options):
-    layer = make(name).train()
-    hidden, targets = batch(layer, 3)
+    layer, hidden, targets = given(name, 3, train=True)
     optimizer = kind(layer.parameters(), lr=0.1, **options)
     before = [p.detach().clone() for p in layer.parameters()]
-
-    def train() -> None:
-        with layer.shared_labels():
-            layer.nll(hidden, targets).backward()
-            optimizer.step()
-
-    with pytest.raises(StaleLabels, match=kind.__name__):
-        train()
+    with stale_block(layer, match=kind.__name__):
+        layer.nll(hidden, targets).backward()
+        optimizer.step()
     assert all(map(torch.equal, layer.parameters(), before))
     optimizer.step()  # outside it is free again
 
@@ -468,6 +453,7 @@ def test_a_step_taken_by_the_backward_of_the_labels_is_not_inside():
     assert not torch.equal(layer.label_weight, before)
 
 
+@pytest.mark.parametrize("read_after", [False, True])
 @pytest.mark.parametrize(
     "change",
     [
@@ -478,27 +464,17 @@ def test_a_step_taken_by_the_backward_of_the_labels_is_not_inside():
     ],
     ids=[*CHANGES, "another parameter", "other data", "eval"],
 )
-def test_what_shared_labels_were_made_of_may_not_change(change):
-    def train(read_after: bool) -> None:
-        layer = DeepResidual(nn.Embedding(V, D), depth=2)
-        with layer.shared_labels():
-            layer.nll(torch.randn(3, D), torch.arange(3)).backward()
-            change(layer)
-            if read_after:
-                layer.nll(torch.randn(3, D), torch.arange(3))
-                pytest.fail("stale labels were served")
-
-    for read_after in (False, True):
-        with pytest.raises(StaleLabels):
-            train(read_after)
+def test_what_shared_labels_were_made_of_may_not_change(change, read_after):
+    layer = DeepResidual(nn.Embedding(V, D), depth=2)
+    with stale_block(layer):
+        layer.nll(torch.randn(3, D), torch.arange(3)).backward()
+        change(layer)
+        if read_after:
+            layer.nll(torch.randn(3, D), torch.arange(3))
+            pytest.fail("stale labels were served")
 
 
 def test_other_descriptions_inside_shared_labels_raise():
     layer = make("tied over descriptions")
-
-    def train() -> None:
-        with layer.shared_labels():
-            layer.embedding.extend(torch.randn(1, 6))
-
-    with pytest.raises(StaleLabels):
-        train()
+    with stale_block(layer):
+        layer.embedding.extend(torch.randn(1, 6))

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 from drill.layers import DeepResidual
 from drill.layers.label_map import LabelMap
+from tests.kernels.places import interpreted
 from tests.layers.table import (
     CASES,
     ONE_EACH,
@@ -20,21 +20,20 @@ from tests.layers.table import (
     batch,
     every_case,
     every_matrix_case,
+    given,
     make,
     model,
     one_of_each_layer,
 )
 from tests.layers.test_contract import IMPLS
 
-interpreted = pytest.mark.skipif(not (TRITON_INSTALLED and INTERPRETED), reason="Triton is missing")
 bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(("impl", "smoothing"), [("reference", 0.0), ("chunked", 0.1)])
 @every_case
 def test_autocast_gives_a_close_loss_and_gradients_in_the_parameters_dtype(name, impl, smoothing):
-    layer = make(name)
-    hidden, targets = batch(layer, 3, 4)
+    layer, hidden, targets = given(name, 3, 4)
     truth = layer.nll(hidden, targets, label_smoothing=smoothing)
     with bfloat16:
         loss = layer.nll(hidden, targets, label_smoothing=smoothing, impl=impl)
@@ -62,8 +61,7 @@ def test_autocast_encodes_labels_in_its_dtype_and_leaves_others_as_they_are(name
 @IMPLS
 @one_of_each_layer
 def test_autocast_leaves_a_float64_layer_as_it_is(name, impl):
-    layer = make(name, torch.float64)
-    hidden, targets = batch(layer, 6)
+    layer, hidden, targets = given(name, 6, dtype=torch.float64)
     truth = layer.nll(hidden, targets, impl=impl), layer.log_probs(hidden), layer.logits(hidden)
     with bfloat16:
         found = layer.nll(hidden, targets, impl=impl), layer.log_probs(hidden), layer.logits(hidden)
@@ -112,69 +110,51 @@ def test_a_half_precision_fold_errs_as_the_layer_does(name, dtype):
     assert rms(own, truth) <= 1.15 * rms(folded, truth)
 
 
-def trained(built: Model, step, *arguments, **options) -> list[Tensor]:
+def trained(built: Model, step, hidden: Tensor, targets: Tensor, **options) -> list[Tensor]:
     """A loss and the gradients it leaves, those of hidden first."""
     built.zero_grad()
-    hidden = arguments[0].detach().clone().requires_grad_()
+    hidden = hidden.detach().clone().requires_grad_()
     torch.manual_seed(0)
-    loss = step(hidden, *arguments[1:], **options)
+    loss = step(hidden, targets, **options)
     loss.backward()
     wanted = (p for p in built.layer.parameters() if p.requires_grad)
     return [loss.detach(), hidden.grad, *(p.grad for p in wanted)]
 
 
-@pytest.fixture
-def fresh_compiler():
+def check_compiled(name: str, backend: str, *, training: bool = False, **options) -> None:
+    """A compiled step is one graph and equals eager, with the same dropout masks."""
     torch.compiler.reset()
-    yield
+    built = model(name).train(training)
+    given = batch(built.layer, 3, 2)
+    step = torch.compile(built, fullgraph=True, backend=backend)
+    # Compiled, the loop encodes whichever kernel is asked for.
+    loose = {"rtol": 1e-3, "atol": 1e-4} if "fused" in name else {}
+    found, truth = (trained(built, each, *given, **options) for each in (step, built))
+    torch.testing.assert_close(found, truth, **loose)
     torch.compiler.reset()
+
+
+COMPILED = ("deep residual 2", "adaptive deep residual")
 
 
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute")  # dynamo's own, where a graph breaks
 @pytest.mark.parametrize(
-    ("name", "impl"),
+    ("name", "options"),
     [
-        ("tied", "reference"),
-        ("deep residual 2", "chunked"),
-        ("adaptive deep residual", "chunked"),
+        ("tied", {"impl": "reference"}),
+        *((name, {"impl": "chunked"}) for name in COMPILED),
+        ("deep residual locked", {"training": True}),
+        ("deep residual standard", {"training": True}),
+        pytest.param("deep residual fused", {}, marks=interpreted),
         *(
-            pytest.param(name, "chunked", marks=pytest.mark.slow)  # a second each
+            pytest.param(name, {"impl": "chunked"}, marks=pytest.mark.slow)  # a second each
             for name in ONE_EACH
-            if name not in ("deep residual 2", "adaptive deep residual")
+            if name not in COMPILED
         ),
     ],
 )
-def test_a_compiled_step_is_one_graph_and_equals_eager(name, impl, fresh_compiler):
-    built = model(name)
-    hidden, targets = batch(built.layer, 3, 2)
-    step = torch.compile(built, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        trained(built, step, hidden, targets, impl=impl),
-        trained(built, built, hidden, targets, impl=impl),
-    )
-
-
-@pytest.mark.parametrize("name", ["deep residual locked", "deep residual standard"])
-def test_a_compiled_step_draws_the_masks_of_eager(name, fresh_compiler):
-    built = model(name).train()
-    hidden, targets = batch(built.layer, 6)
-    step = torch.compile(built, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        trained(built, step, hidden, targets), trained(built, built, hidden, targets)
-    )
-
-
-@interpreted
-def test_a_compiled_step_encodes_by_the_loop_whoever_is_asked_for(fresh_compiler):
-    built = model("deep residual fused")
-    hidden, targets = batch(built.layer, 6)
-    step = torch.compile(built, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        trained(built, step, hidden, targets),
-        trained(built, built, hidden, targets),
-        rtol=1e-3,
-        atol=1e-4,
-    )
+def test_a_compiled_step_is_one_graph_and_equals_eager(name, options):
+    check_compiled(name, "aot_eager", **options)
 
 
 @pytest.mark.slow
@@ -182,14 +162,8 @@ def test_a_compiled_step_encodes_by_the_loop_whoever_is_asked_for(fresh_compiler
 @pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler"
 )
-def test_inductor_compiles_the_step(fresh_compiler):
-    built = model("deep residual 2")
-    hidden, targets = batch(built.layer, 3, 2)
-    step = torch.compile(built, fullgraph=True)
-    torch.testing.assert_close(
-        trained(built, step, hidden, targets, impl="chunked", label_smoothing=0.1),
-        trained(built, built, hidden, targets, impl="chunked", label_smoothing=0.1),
-    )
+def test_inductor_compiles_the_step():
+    check_compiled("deep residual 2", "inductor", impl="chunked", label_smoothing=0.1)
 
 
 UNFUSED = {"hidden_size", "norm", "block", "gate", "center"}

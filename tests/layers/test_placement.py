@@ -5,11 +5,9 @@ import torch
 from torch import nn
 
 from drill.layers import (
-    Bilinear,
     DeepResidual,
     Descriptions,
     MatrixLayer,
-    MixtureOfSoftmaxes,
     OutputLayer,
     SampledSoftmax,
     TiedSoftmax,
@@ -77,11 +75,10 @@ def test_counts_are_ranked_as_they_are_whatever_the_default_dtype():
     assert layer.ranking.ids.tolist() == list(range(V))[::-1]
 
 
-@pytest.mark.gpu
-def test_a_layer_is_made_on_the_device_of_its_embedding():
-    embedding = nn.Embedding(V, D, device="cuda")
-    for layer in (DeepResidual(embedding), MixtureOfSoftmaxes(Bilinear(embedding), 2)):
-        assert {p.device.type for p in layer.parameters()} == {"cuda"}
+@pytest.mark.parametrize("name", OVER_AN_EMBEDDING)
+def test_a_layer_is_made_on_the_device_of_its_embedding(name):
+    layer = CASES[name].build(nn.Embedding(V, D, device="meta"))
+    assert all(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers()))
 
 
 def test_descriptions_place_a_layer_like_their_encoder():

@@ -217,15 +217,12 @@ def test_only_targets_and_samples_are_encoded_and_trained(name):
 
 def test_distinct_ids_without_waiting_for_their_number(monkeypatch):
     ids = torch.tensor([4, 1, 4, 9, 1, 1, 0])
-    rows, place = distinct(ids, V, wait=True)
-    assert rows.tolist() == [0, 1, 4, 9]
-    assert torch.equal(rows[place], ids)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    for labels, size in ((V, 7), (5, 5), (4, 4)):
+    for labels, size in ((V, 4), (V, 7), (5, 5), (4, 4)):
         rows, place = distinct(ids, labels, wait=True)
         assert len(rows) == size
         assert sorted(set(rows.tolist())) == [0, 1, 4, 9]
         assert torch.equal(rows[place], ids)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
 
 
 def test_rows_filled_up_give_the_same_loss_and_gradients(monkeypatch):
@@ -270,12 +267,9 @@ def test_evaluation_is_exact(name):
     options = {"reduction": "none", "label_smoothing": 0.1, "impl": "chunked"}
     assert torch.equal(layer.nll(hidden, targets, **options), inner.nll(hidden, targets, **options))
     assert torch.equal(layer.log_probs(hidden), inner.log_probs(hidden))
-    assert torch.equal(layer(hidden), inner.logits(hidden))
     assert torch.equal(layer.logits(hidden), inner.logits(hidden))
     assert torch.equal(layer.fold().weight, inner.fold().weight)
     assert torch.equal(layer.weight, inner.weight)
-    assert layer.bias is inner.bias
-    assert (layer.vocabulary_size, layer.hidden_size) == (inner.vocabulary_size, inner.hidden_size)
     if isinstance(inner.embedding, nn.Embedding):
         assert layer.label_weight is inner.embedding.weight
 
@@ -308,24 +302,11 @@ def test_reductions_are_over_the_tokens_that_count():
     assert losses[targets == 7].tolist() == [0, 0]
     kept = layer.nll(hidden[targets != 7], targets[targets != 7], reduction="none")
     torch.testing.assert_close(losses[targets != 7], kept)
-    total = layer.nll(hidden, targets, reduction="sum", ignore_index=7)
-    torch.testing.assert_close(total, kept.sum())
-    mean = layer.nll(hidden, targets, ignore_index=7)
-    torch.testing.assert_close(mean, kept.mean())
+    total, mean = (layer.nll(hidden, targets, r, ignore_index=7) for r in ("sum", "mean"))
+    torch.testing.assert_close((total, mean), (kept.sum(), kept.mean()))
     mean.backward()
     assert not hidden.grad[targets == 7].any()
     assert hidden.grad[targets != 7].any(-1).all()
-
-
-@pytest.mark.parametrize("lead", [(), (0,), (1,), (2, 3)], ids=str)
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_targets_all_ignored_cost_nothing(lead, reduction):
-    layer = sampled()
-    hidden, targets = batch(layer, *lead)
-    loss = layer.nll(hidden, torch.full_like(targets, -100), reduction=reduction)
-    assert loss.shape == (lead if reduction == "none" else ())
-    assert not loss.any()
-    assert not any(grad.any() for grad in gradients(loss.sum(), layer, hidden).values())
 
 
 @pytest.mark.parametrize("mode", ["bfloat16", "float16", "autocast"])
@@ -361,23 +342,6 @@ def test_a_compiled_loss_is_one_graph():
 # -- faults -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "fault"),
-    [
-        ({"samples": 0}, "samples"),
-        ({"samples": 1.5}, "samples"),
-        ({"proposal": "unigram"}, "proposal"),
-        ({"counts": torch.ones(V - 1)}, "counts"),
-        ({"counts": torch.ones(V, 1)}, "counts"),
-        ({"counts": [1, 1, -2, 0, -3] + [1] * (V - 5)}, r"counts\[2\]"),
-        ({"counts": [math.nan] * V}, r"counts\[0\]"),
-    ],
-)
-def test_invalid_settings_raise(options, fault):
-    with pytest.raises(ValueError, match=f"SampledSoftmax: {fault}"):
-        sampled(**options)
-
-
 def test_label_smoothing_in_training_raises():
     layer = sampled()
     with pytest.raises(ValueError, match=r"label_smoothing=0\.1"):
@@ -392,14 +356,6 @@ def test_a_layer_on_another_device_raises():
     layer.generator = torch.Generator()
     with pytest.raises(ValueError, match="generator"):
         layer.sample(3, torch.device("meta"))
-
-
-@RANKINGS
-def test_a_vocabulary_that_grew_without_resize_raises(counts):
-    layer = sampled("tied" if counts is None else "tied without bias", counts=counts)
-    layer.layer.embedding.weight = nn.Parameter(torch.zeros(V + 1, 4, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"resize\(12\)"):
-        layer.nll(torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, dtype=torch.long))
 
 
 # -- on a GPU -----------------------------------------------------------------------------------
@@ -460,7 +416,7 @@ def test_masked_draws_count_nothing_and_leave_finite_gradients():
     fix(layer, [1, 4, 2])
     found = layer.nll(hidden, targets, reduction="none")
     fix(layer, [4])
-    shift = torch.tensor(3.0, dtype=torch.float64).log()  # of three draws, one counts
+    shift = math.log(3)  # of three draws, one counts
     l_target = layer.logits(hidden).gather(1, targets[:, None])[:, 0]
     rest = layer.nll(hidden, targets, reduction="none") + l_target
     truth = torch.logaddexp(l_target, (rest.exp() - l_target.exp()).log() - shift) - l_target

@@ -16,7 +16,7 @@ from tests.layers.table import (
     V,
     batch,
     every_case,
-    make,
+    given,
     matrix_of,
     model,
     one_of_each_layer,
@@ -143,15 +143,17 @@ def test_shrinking_below_the_padding_row_leaves_the_embedding_usable():
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @every_tied_case
-def test_the_tie_survives_a_change_of_dtype(name, overwrite):
+def test_the_tie_survives_a_copy_and_a_change_of_dtype(name, overwrite):
     built = model(name)
+    double = copy.deepcopy(built)
     torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
     try:
-        built.to(torch.float64)
+        double.to(torch.float64)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
-    assert is_tied(built)
-    assert {p.dtype for p in built.parameters()} == {torch.float64}
+    assert is_tied(double)
+    assert double.embedding.weight is not built.embedding.weight
+    assert {p.dtype for p in double.parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -164,14 +166,6 @@ def test_the_tie_survives_loading_a_state(name, assign):
         built.requires_grad_()
     assert torch.equal(built.layer.log_probs(hidden), other.layer.log_probs(hidden))
     assert is_tied(built)
-
-
-@every_tied_case
-def test_the_tie_survives_a_copy_of_the_model(name):
-    built = model(name)
-    double = copy.deepcopy(built)
-    assert is_tied(double)
-    assert double.embedding.weight is not built.embedding.weight
 
 
 @every_tied_case
@@ -229,8 +223,7 @@ def test_a_model_saved_and_loaded_answers_bit_for_bit(name, tmp_path):
 
 
 def test_labels_described_last_can_be_dropped():
-    layer = make("tied over descriptions")
-    hidden, _ = batch(layer, 3)
+    layer, hidden, _ = given("tied over descriptions", 3)
     kept = layer.logits(hidden)[:, :4]
     layer.embedding.truncate(4)
     layer.resize(4)

@@ -345,7 +345,7 @@ def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, product
     assert_no_less_exact(layer, masks, grad, torch.float16)
 
 
-# 2331 x 36 is multiplied by cuBLAS whoever is asked for.
+# 2331 x 36 is multiplied by cuBLAS in either case.
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [(1000, 400), (2057, 512), (2331, 36)])

@@ -63,7 +63,7 @@ def test_the_chunked_loss_is_the_cross_entropy_of_the_logits(
 
 
 class Allocations(TorchDispatchMode):
-    """The largest tensor made inside, the most that lived at once and what lives now, in bytes."""
+    """The largest tensor made inside, the peak of all and what is allocated now, in bytes."""
 
     def __init__(self) -> None:
         super().__init__()

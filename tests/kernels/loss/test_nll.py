@@ -46,9 +46,8 @@ every_engine_and_size = pytest.mark.parametrize(
         for size in e.sizes
     ],
 )
-every_dtype = pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"]
-)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
 class Problem(NamedTuple):
@@ -153,11 +152,16 @@ def test_errors_are_those_of_plain_pytorch(engine, size, dtype, smoothing, reduc
     no_worse_than_eager(given, engine, dtype, **options)
 
 
-@every_dtype
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [*((each, False) for each in DTYPES.values()), (torch.float32, True)],
+    ids=[*DTYPES, "autocast"],
+)
 @every_engine
-def test_a_head_without_bias_is_as_exact(engine, dtype):
-    given = problem(*engine.sizes[0], bias=False, dtype=dtype, device=engine.device)
-    no_worse_than_eager(given, engine, dtype, reduction="sum")
+def test_a_head_without_bias_and_autocast_are_as_exact(engine, dtype, autocast):
+    given = problem(*engine.sizes[0], bias=autocast, dtype=dtype, device=engine.device)
+    with torch.autocast(engine.device, torch.bfloat16, enabled=autocast):
+        no_worse_than_eager(given, engine, dtype, reduction="mean" if autocast else "sum")
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -215,13 +219,6 @@ def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_seve
 def test_any_memory_budget_is_as_exact(engine, dtype, share, small_blocks):
     given = problem(*BUDGET_SIZE, dtype=dtype, device=engine.device)
     no_worse_than_eager(given, engine, dtype, memory=budget(dtype, share), label_smoothing=0.1)
-
-
-@every_engine
-def test_autocast_is_as_exact_and_gives_gradients_in_the_parameters_dtype(engine):
-    given = problem(*engine.sizes[0], device=engine.device)
-    with torch.autocast(engine.device, dtype=torch.bfloat16):
-        no_worse_than_eager(given, engine, torch.float32)
 
 
 # -- which gradients ----------------------------------------------------------------------------

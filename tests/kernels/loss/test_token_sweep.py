@@ -40,14 +40,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("said", CASES)
-def test_the_log_names_the_plan_and_all_plans_agree(said, caplog):
+@pytest.mark.parametrize("message", CASES)
+def test_the_log_names_the_plan_and_all_plans_agree(message, caplog):
     caplog.set_level(logging.DEBUG, logger="drill")
     given = problem(N, V, k)
-    found = given.solve(impl="chunked", **CASES[said])
-    assert said in caplog.text
+    found = given.solve(impl="chunked", **CASES[message])
+    assert message in caplog.text
     torch.testing.assert_close(
-        found, given.solve(impl="reference", reduction=CASES[said].get("reduction", "mean"))
+        found, given.solve(impl="reference", reduction=CASES[message].get("reduction", "mean"))
     )
 
 

@@ -161,26 +161,14 @@ def test_what_does_not_fit_is_said(monkeypatch):
     assert unsupported_reason(device, 1150) == "NVRTC is not found"
 
 
-@pytest.mark.parametrize(
-    ("batch", "size", "launches"),
-    [
-        (1, 1, [(0, 1, 1)]),
-        (20, 20, [(0, 20, 1)]),
-        (80, 40, [(0, 80, 2)]),
-        (100, 34, [(0, 68, 2), (68, 32, 1)]),
-        (121, 31, [(0, 62, 2), (62, 59, 2)]),
-    ],
-)
-def test_batches_are_cut_evenly(batch, size, launches):
-    found = cut(batch)
-    assert found.size == size
-    assert found.launches == launches
-
-
-def test_no_group_is_without_rows():
+def test_batches_are_cut_evenly_and_no_group_is_without_rows():
     for batch in range(1, 400):
-        found = cut(batch)
+        found, groups = cut(batch), -(-batch // lstm_layout.LARGEST_GROUP)
+        assert found.size == -(-batch // groups)
         assert 8 * found.tiles <= lstm_layout.LARGEST_GROUP
+        assert [begin for begin, _, _ in found.launches[1:]] == [
+            begin + rows for begin, rows, _ in found.launches[:-1]
+        ]
         assert sum(rows for _, rows, _ in found.launches) == batch
         for _, rows, groups in found.launches:
             assert 1 <= groups <= lstm_layout.GROUPS

@@ -1,4 +1,4 @@
-"""Weights on their way to the persistent LSTM kernel and back, in Triton's interpreter."""
+"""Weights packed for the persistent LSTM kernel, and their gradients, by the interpreter."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_wanted_gradients_come_back_in_the_order_of_the_parameters(asked, device
 
 
 @pytest.mark.parametrize("drop", [0.3, 0.5])
-def test_both_ways_drop_the_same_entries_and_scale_the_others(drop, device):
+def test_weights_and_gradients_drop_the_same_entries_and_scale_the_others(drop, device):
     given = weights(device)
     seed = torch.tensor([1234567890123], device=device)
     made, _, _ = prepared(given, drop, seed)

@@ -50,16 +50,16 @@ def test_layers_that_do_not_fit_on_one_another_raise():
 
 @pytest.mark.parametrize("impl", ["auto", "reference", "persistent"])
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ([(6, 8), (5, 7)], r"layer 2 reads 5 units a step, but layer 1 gives 8; .* \(28, 8\)"),
         ([(4, 8), (8, 7)], r"layer 1 reads 4 units a step, but x has 6; .* \(32, 6\)"),
     ],
 )
-def test_no_unit_is_passed_over_in_silence(sizes, said, impl):
+def test_no_unit_is_passed_over_in_silence(sizes, message, impl):
     made = [stack(each, 4, 3) for each in sizes]
     weights, states = [each[2][0] for each in made], [each[1][0] for each in made]
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         lstm_stack(torch.zeros(4, 3, 6, dtype=torch.float64), states, weights, impl)
 
 

@@ -12,7 +12,7 @@ from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.runtime import streams as second_stream
 from tests.kernels.lstm.problems import same_bits
 from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, solved, stack
-from tests.kernels.places import needs_hopper
+from tests.kernels.places import captured, needs_hopper
 
 pytestmark = [pytest.mark.gpu, needs_hopper]
 
@@ -102,14 +102,7 @@ def test_replays_of_a_stack_are_its_launches():
         made = gradients(results, given, wanted)
         return [*(each.detach() for each in flat(results)), *made]  # nothing of their graph
 
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        step()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        replayed = step()
+    graph, replayed = captured(step)
     for seed in (1, 2):
         torch.manual_seed(seed)
         graph.replay()

@@ -117,9 +117,9 @@ class Chunk(NamedTuple):
     def truth(self) -> tuple[Tensor, Tensor]:
         """softmax - onehot (R, V) and the losses (R,) of the operands as they were rounded."""
         w, labels, _ = self.widened()
-        beside = self.contexts.new_ones(self.contexts.shape[0], w.shape[1])
-        beside[:, : self.contexts.shape[1]] = self.contexts
-        log_p = (beside.double() @ w[:labels].double().t()).log_softmax(1)
+        rows = self.contexts.new_ones(self.contexts.shape[0], w.shape[1])
+        rows[:, : self.contexts.shape[1]] = self.contexts
+        log_p = (rows.double() @ w[:labels].double().t()).log_softmax(1)
         at = self.rows_targets.clamp(0, labels - 1)[:, None]
         return log_p.exp().scatter_add(1, at, -log_p.new_ones(at.shape)), -log_p.gather(1, at)[:, 0]
 
@@ -276,7 +276,7 @@ def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_a_pass(
         monkeypatch.setattr(module, "exponentials_missing", lambda *_: "left out")
         by_pass = solve()
     assert all(map(torch.equal, found, again))
-    assert not torch.equal(found[1], by_pass[1])  # another way it was
+    assert not torch.equal(found[1], by_pass[1])  # by another kernel
     # The loss is one number, whose error is luck; see the next test.
     for new, old, truth in zip(found[1:], by_pass[1:], exact[1:], strict=True):
         assert (new - truth).norm() <= 1.05 * (old - truth).norm() + 1e-6 * truth.norm()

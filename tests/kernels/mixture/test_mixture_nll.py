@@ -186,19 +186,19 @@ def test_any_size_gives_what_the_reference_gives(engine, size, rows_of_both_kind
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bias"), [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)]
+    ("dtype", "bias", "autocast"),
+    [
+        (torch.float32, True, False),
+        (torch.bfloat16, True, False),
+        (torch.float16, False, False),
+        (torch.float32, True, True),
+    ],
 )
 @every_engine
-def test_errors_are_those_of_plain_pytorch(engine, dtype, bias):
+def test_errors_are_those_of_plain_pytorch(engine, dtype, bias, autocast):
     given = mixture(many_tokens(engine), K, V, k, bias, dtype, engine.device)
-    no_worse_than_eager(given, engine, dtype)
-
-
-@every_engine
-def test_autocast_is_as_exact_and_gives_gradients_in_the_parameters_dtype(engine):
-    given = mixture(many_tokens(engine), K, V, k, device=engine.device)
-    with torch.autocast(engine.device, dtype=torch.bfloat16):
-        no_worse_than_eager(given, engine, torch.float32)
+    with torch.autocast(engine.device, torch.bfloat16, enabled=autocast):
+        no_worse_than_eager(given, engine, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -450,16 +450,16 @@ IMPLEMENTATIONS = {
 }
 
 
-@pytest.mark.parametrize("said", IMPLEMENTATIONS)
-def test_it_logs_the_implementation_and_all_agree(said, caplog):
+@pytest.mark.parametrize("message", IMPLEMENTATIONS)
+def test_it_logs_the_implementation_and_all_agree(message, caplog):
     log_once.cache_clear()
     caplog.set_level(logging.DEBUG, logger="drill")
-    options = {"impl": "chunked"} | IMPLEMENTATIONS[said]
+    options = {"impl": "chunked"} | IMPLEMENTATIONS[message]
     given = mixture(N, K, V, k)
     if not options.pop("trained", True):
         given = Mixture(*(x.detach() for x in given))
     loss = given.loss(**options)
-    assert said in caplog.text
+    assert message in caplog.text
     truth = given.loss(impl="reference", reduction=options.get("reduction", "mean"))
     torch.testing.assert_close(loss, truth)
     if loss.requires_grad:

@@ -31,7 +31,7 @@ def test_a_damaged_file_is_compiled_again(damage, tmp_path, caplog):
 
 
 def test_what_a_source_includes_is_part_of_it(tmp_path):
-    """And what that includes, each line under the name and number that an error has to tell."""
+    """And what that includes, each line under the name and number that an error reports."""
     (tmp_path / "deep.cuh").write_text("int deep;\n")
     (tmp_path / "shared.cuh").write_text('#include "deep.cuh"\nint shared;\n')
     source = tmp_path / "kernel.cu"

@@ -177,7 +177,7 @@ def test_gradients_may_go_back_to_the_first_stream(first):
 
 
 @pytest.mark.parametrize(
-    ("way", "labels", "gains"),
+    ("kernel", "labels", "gains"),
     [
         ("ChainEncode", 33_278, True),
         ("FusedEncode", 10_000, True),
@@ -185,8 +185,8 @@ def test_gradients_may_go_back_to_the_first_stream(first):
         ("PointwiseEncode", 100, False),
     ],
 )
-def test_what_gains_nothing_does_not_overlap(way, labels, gains, monkeypatch):
-    function = type(way, (), {})
+def test_what_gains_nothing_does_not_overlap(kernel, labels, gains, monkeypatch):
+    function = type(kernel, (), {})
     monkeypatch.setattr(label_encoder, "_function", lambda *given: function)
     options = label_encoder.Options(0, True, False, True, 1.0, True, False)  # not read here
     E = torch.empty(labels, 8, device="meta")
