@@ -252,23 +252,22 @@ def test_cached_labels_are_mapped_by_their_cluster_once():
     assert len(calls) == len(layer.label_maps)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda layer: layer.cluster_weight.data.add_(1),
-        lambda layer: layer.cluster_bias.data.add_(1),
-        lambda layer: layer.label_maps[1].weight.data.add_(1),
-        lambda layer: layer.ranking.ids[:2].copy_(layer.ranking.ids[:2].flip(0)),
-        lambda layer: setattr(layer, "cutoffs", (2, 7)),
-        lambda layer: layer.bias.data.add_(1),
-    ],
-    ids=["cluster_weight", "cluster_bias", "label_maps", "ranking", "cutoffs", "bias"],
-)
+CHANGES = {
+    "cluster_weight": lambda layer: layer.cluster_weight.data.add_(1),
+    "cluster_bias": lambda layer: layer.cluster_bias.data.add_(1),
+    "label_maps": lambda layer: layer.label_maps[1].weight.data.add_(1),
+    "ranking": lambda layer: layer.ranking.ids[:2].copy_(layer.ranking.ids[:2].flip(0)),
+    "cutoffs": lambda layer: setattr(layer, "cutoffs", (2, 7)),
+    "bias": lambda layer: layer.bias.data.add_(1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_the_cached_clusters_were_made_of_may_not_change(change):
     layer = adaptive(reduction_factor=2.0, counts=COUNTS)
     hidden, _ = batch(layer, 4)
     with torch.no_grad(), layer.cached_labels():
         layer.log_probs(hidden)
-        change(layer)
+        CHANGES[change](layer)
         with pytest.raises(StaleLabels):
             layer.log_probs(hidden)

@@ -216,8 +216,9 @@ def test_invalid_arguments_raise():
     with pytest.raises(TypeError, match=r"nn\.Embedding"):
         AwdLstm(V)
     wrong = {"hidden_size": [0], "layers": [0], "output_size": [0], "init_range": [0.0]}
-    wrong |= {"output_layers": [0, 4]}
-    wrong |= {"impl": ["fast"], **{site: [-0.1, 1.0, math.nan] for site in SITES}}
+    wrong |= {"output_layers": [0, 4], "lstm_init_range": [0.0], "impl": ["fast"]}
+    wrong |= {"dropout_masks": ["fixed"], "skip_connections": [1], "cap_input_gate": ["yes"]}
+    wrong |= {site: [-0.1, 1.0, math.nan] for site in (*SITES, "dropout_state")}
     for name, values in wrong.items():
         for value in values:
             with pytest.raises(ValueError, match=f"AwdLstm: {name}"):

@@ -273,21 +273,10 @@ def test_initial_weights():
     assert all(0.01 < each.abs().max() <= 0.02 for each in others)
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "value"),
-    [
-        (lstms, "dropout_state", 1.0),
-        (lstms, "dropout_masks", "fixed"),
-        (lstms, "skip_connections", 1),
-        (lstms, "cap_input_gate", "yes"),
-        (lstms, "lstm_init_range", 0.0),
-        (highways, "dropout_state", math.nan),
-        (highways, "init_range", -1.0),
-    ],
-)
-def test_invalid_arguments_raise(make, name, value):
-    with pytest.raises(ValueError, match=name):
-        make(**{name: value})
+@pytest.mark.parametrize(("name", "value"), [("dropout_state", math.nan), ("init_range", -1.0)])
+def test_invalid_arguments_raise(name, value):
+    with pytest.raises(ValueError, match=f"RecurrentHighway: {name}"):
+        highways(**{name: value})
 
 
 def test_compile_is_for_recurrences_without_a_kernel():

@@ -60,14 +60,9 @@ def test_draws_follow_the_distribution_over_the_likeliest(scores, u, temperature
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("temperature", math.nan),
-        ("temperature", -1.0),
-        ("temperature", math.inf),
-        ("top_k", 0),
-        ("top_k", 2.5),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("top_p", math.nan),
+        *(("temperature", value) for value in (math.nan, -1.0, math.inf)),
+        *(("top_k", value) for value in (0, 2.5)),
+        *(("top_p", value) for value in (0.0, 1.1, math.nan)),
         ("seed", -1),
     ],
 )
