@@ -24,9 +24,6 @@ def adaptive(name: str = "deep residual 2", cutoffs=(3, 7), **options) -> Adapti
     return layer.eval()
 
 
-# -- the hierarchy ------------------------------------------------------------------------------
-
-
 @FACTORS
 @CUTOFFS
 @RANKINGS
@@ -84,9 +81,6 @@ def test_it_is_torchs_adaptive_softmax_when_the_weights_are_alike(cutoffs):
     torch.testing.assert_close(found, expected)
 
 
-# -- labels -------------------------------------------------------------------------------------
-
-
 def test_head_and_clusters_share_one_encoding_and_one_dropout_mask():
     layer = adaptive("deep residual standard").train()
     asked, labels = [], layer.layer.labels
@@ -129,9 +123,6 @@ def test_resize_takes_no_label_from_before_the_last_cutoff():
     assert ranked.ranking.ids.tolist() == RANKED
 
 
-# -- the maps -----------------------------------------------------------------------------------
-
-
 def test_clusters_get_narrower_and_a_factor_of_one_has_no_maps():
     layer = AdaptiveSoftmax(TiedSoftmax(nn.Embedding(100, 64)), [10, 30, 60, 90])
     assert [m.weight.shape for m in layer.context_maps] == [(16, 64), (4, 64), (1, 64), (1, 64)]
@@ -152,9 +143,6 @@ def test_maps_start_with_the_scale_of_the_logits_they_replace():
         unrelated = A(contexts) @ B(labels).T
         assert unrelated.std().item() == pytest.approx(math.sqrt(k), rel=0.1)
         assert (A(contexts) * B(contexts)).sum(1).min() > 0  # a context agrees with itself
-
-
-# -- reductions, ignored targets, smoothing, dtypes ---------------------------------------------
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])
@@ -189,9 +177,6 @@ def test_where_nothing_can_wait_clusters_look_at_all_tokens(monkeypatch):
     )
 
 
-# -- on a GPU -----------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])
 @pytest.mark.parametrize("targets", [[0, 1, 2], [3, 10, -100], list(range(V))], ids=str)
@@ -207,9 +192,6 @@ def test_on_a_gpu_it_agrees_with_the_cpu(targets, impl):
     for key, grad in gradients(found, layer, remote).items():
         torch.testing.assert_close(grad.cpu(), expected[key])
     assert layer.nll(remote, targets.cuda() + V, impl=impl, check=False).isnan()
-
-
-# -- masked labels ------------------------------------------------------------------------------
 
 
 @RANKINGS
@@ -235,9 +217,6 @@ def test_one_masked_label_leaves_its_cluster_its_mass():
     with torch.no_grad():
         layer.bias[4] = -torch.inf
     torch.testing.assert_close(layer.log_probs(hidden).exp()[:, 3:7].sum(-1), before)
-
-
-# -- cached_labels ------------------------------------------------------------------------------
 
 
 def test_cached_labels_are_mapped_by_their_cluster_once():

@@ -48,9 +48,6 @@ def resize(layer: OutputLayer, size: int, vectors: Tensor | None = None) -> None
     layer.resize(size, vectors)
 
 
-# -- resizing -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [V - 3, V, V + 4])
 @every_case
 def test_resizing_keeps_every_label_that_stays(name, size):
@@ -136,9 +133,6 @@ def test_shrinking_below_the_padding_row_leaves_the_embedding_usable():
     assert embedding(torch.tensor([0])).shape == (1, D)
 
 
-# -- moving, loading, copying, swapping ---------------------------------------------------------
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 @every_tied_case
 def test_the_tie_survives_a_copy_and_a_change_of_dtype(name, overwrite):
@@ -203,9 +197,6 @@ def test_a_model_moves_to_the_gpu_whole(name):
     there.backward()
     torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-3)
     assert all(p.grad.is_cuda for p in built.layer.parameters())
-
-
-# -- files --------------------------------------------------------------------------------------
 
 
 @every_case

@@ -37,9 +37,6 @@ def gradients(encoder: AwdLstm, output: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad((output * signs).sum(), list(encoder.parameters())))
 
 
-# -- without dropout ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_outputs_and_gradients_are_those_of_the_equations(layers):
     encoder, ids = make(layers), text()
@@ -79,9 +76,6 @@ def test_several_layers_are_concatenated_in_the_output():
     mask = dropped / raw
     assert torch.equal(mask[:1].expand_as(mask), mask)
     assert sorted(mask.unique().tolist()) == [0, 2]
-
-
-# -- weight drop ----------------------------------------------------------------------------------
 
 
 def test_weight_drop_is_elementwise_on_hh_and_gradients_vanish_where_it_drops(monkeypatch):
@@ -149,18 +143,12 @@ def test_weight_drop_on_cudnn_is_active_and_never_warns():
     assert 0.3 < zeros < 0.7
 
 
-# -- dropout off in train mode --------------------------------------------------------------------
-
-
 def test_dropout_is_back_after_without_dropout_even_after_an_error():
     encoder, ids = make(weight_drop=0.5), text()
     with pytest.raises(KeyError), encoder.without_dropout(), encoder.without_dropout():
         raise KeyError
     assert encoder.training
     assert not torch.equal(encoder(ids).output, encoder(ids).output)
-
-
-# -- where and in which order ---------------------------------------------------------------------
 
 
 def test_only_the_output_is_dropped_by_the_output_dropout():
@@ -178,9 +166,6 @@ def test_every_dropout_acts_in_train_mode_and_not_in_evaluation(site):
     encoder, ids = make(**{site: 0.5}), text()
     assert not torch.equal(encoder(ids).output, encoder(ids).output)
     torch.testing.assert_close(encoder.eval()(ids).output, by_hand(encoder, ids))
-
-
-# -- embedding and start values -------------------------------------------------------------------
 
 
 def test_start_values():
@@ -206,9 +191,6 @@ def test_lstms_follow_the_embedding_in_dtype_and_device():
     encoder = AwdLstm(embedding, H)
     assert all(p.is_meta for p in encoder.parameters())
     assert encoder.initial_state(B)[0][0].is_meta
-
-
-# -- errors ---------------------------------------------------------------------------------------
 
 
 def test_invalid_arguments_raise():

@@ -174,8 +174,6 @@ def test_missing_transformers_names_the_extra(monkeypatch):
         dry_run(resolve_settings({"encoder": {"name": "hf"}}))
 
 
-# -- training --------------------------------------------------------------------------------------
-
 PLAIN = {"ar_weight": 0.0, "tar_weight": 0.0}
 
 

@@ -24,9 +24,6 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randint(V, (T, B)), torch.randint(V, (T, B))
 
 
-# -- the loss -------------------------------------------------------------------------------------
-
-
 def test_the_loss_is_cross_entropy_and_two_regularisers_by_hand():
     model, (ids, targets) = make({**OFF, "dropout_output": 0.5}), batch()
     torch.manual_seed(4)
@@ -61,9 +58,6 @@ def test_one_step_changes_by_nothing_and_not_by_nan():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-# -- ties and dropout -----------------------------------------------------------------------------
-
-
 def test_dropped_words_are_not_dropped_as_labels():
     model, (ids, targets) = make({**OFF, "dropout_embedding": 0.9}), batch()
     before = model.layer.weight.detach().clone()
@@ -92,9 +86,6 @@ def test_widths_that_do_not_fit_raise():
     embedding = nn.Embedding(V, d)
     with pytest.raises(ValueError, match="output_size=10"):
         LanguageModel(AwdLstm(embedding, H, output_size=H), TiedSoftmax(embedding))
-
-
-# -- lowered targets, decoded past and reset states -----------------------------------------------
 
 
 def test_lowered_targets_are_minimised_and_not_reported():

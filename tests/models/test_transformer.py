@@ -23,8 +23,6 @@ from tests.models.small_transformers import (
     ragged,
 )
 
-# -- the equations --------------------------------------------------------------------------------
-
 
 def torchs_own(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
     """The same weights in torch's own blocks."""
@@ -84,9 +82,6 @@ def test_positions_by_hand():
             assert table[row, d // 2 + i].item() == pytest.approx(math.cos(angle), abs=1e-12)
 
 
-# -- masks ----------------------------------------------------------------------------------------
-
-
 @both_norms
 def test_more_padding_changes_nothing(norm):
     model, source, target = make(norm), ragged(S), ragged(T)
@@ -123,9 +118,6 @@ def test_an_empty_sentence_is_one_pad_however_it_is_padded():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-# -- dropout --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("dropout", "attention"), [(0.0, 0.5), (0.5, 0.0)])
 def test_both_dropouts_are_on_in_training_and_off_in_evaluation(dropout, attention):
     model, source, target = make(dropout=dropout, attention_dropout=attention), ids(B, S), ids(B, T)
@@ -135,9 +127,6 @@ def test_both_dropouts_are_on_in_training_and_off_in_evaluation(dropout, attenti
     assert model.encoder[0].feedforward.dropout == model.dropout == dropout
     model.eval()
     assert torch.equal(model(source, target), model(source, target))
-
-
-# -- sizes and start values -----------------------------------------------------------------------
 
 
 def test_the_base_model_has_the_published_counts():
@@ -189,9 +178,6 @@ def test_blocks_go_where_the_embedding_is():
     with torch.device("meta"):
         embedding = nn.Embedding(V, d)
     assert {p.device.type for p in Transformer(embedding, heads=3).parameters()} == {"meta"}
-
-
-# -- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

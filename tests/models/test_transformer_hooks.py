@@ -104,8 +104,6 @@ def test_hooks_of_all_modules_are_called(impl, device, register):
     assert all(called.count(module) == 1 for module in maps)
 
 
-# -- hooks that set weights -----------------------------------------------------------------------
-
 every_part = pytest.mark.parametrize(
     "of",
     [
@@ -200,9 +198,6 @@ def test_blocks_and_parts_of_them_may_be_sharded(alone, impl, of):
         torch.testing.assert_close(steps, hidden.detach(), rtol=1e-4, atol=1e-5)
         found.append([hidden.detach(), *gradients])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
-# -- parametrized weights --------------------------------------------------------------------------
 
 
 class Doubled(nn.Module):

@@ -36,9 +36,6 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return source, target[:, :-1], target[:, 1:].clone()
 
 
-# -- the loss -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_smoothed_cross_entropy_over_real_tokens_by_hand(smoothing):
     model, (source, target_in, target_out) = make(), batch()
@@ -101,9 +98,6 @@ def test_a_locked_dropout_of_the_layer_is_shared_over_time_not_over_sentences(mo
     assert not (lost == lost[:, :1]).all()
 
 
-# -- ties and counts ------------------------------------------------------------------------------
-
-
 def test_separate_vocabularies_tie_the_target_alone():
     source, target = nn.Embedding(50, d), nn.Embedding(V, d)
     model = Translator(Transformer(source, target, **SIZES), TiedSoftmax(target))
@@ -120,9 +114,6 @@ def test_what_is_frozen_is_not_counted():
     whole = model.parameter_count()
     model.transformer.source_embedding.weight.requires_grad_(False)
     assert model.parameter_count() == whole - V * d
-
-
-# -- any layer ------------------------------------------------------------------------------------
 
 
 def built(name: str, embedding: nn.Embedding) -> OutputLayer:
@@ -153,9 +144,6 @@ def test_any_layer_trains_on_the_transformer(name):
         loss.backward()
         optimizer.step()
     assert evaluated() < 0.8 * before
-
-
-# -- faults ---------------------------------------------------------------------------------------
 
 
 def test_parts_that_do_not_fit_raise():

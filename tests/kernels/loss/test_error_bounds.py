@@ -59,9 +59,6 @@ def test_the_chunked_loss_is_the_cross_entropy_of_the_logits(
     torch.testing.assert_close(grads, torch.autograd.grad(truth.square().sum(), leaves))
 
 
-# -- memory -------------------------------------------------------------------------------------
-
-
 class Allocations(TorchDispatchMode):
     """The largest tensor made inside, the peak of all and what is allocated now, in bytes."""
 

@@ -63,9 +63,6 @@ def test_no_unit_is_passed_over_in_silence(sizes, message, impl):
         lstm_stack(torch.zeros(4, 3, 6, dtype=torch.float64), states, weights, impl)
 
 
-# -- what is around the recurrences, with others in their place -----------------------------------
-
-
 def forward_by_step(shape, made, gates, span):
     """What ``lstm_forward.cu`` writes."""
     by_unit = gates.view(-1, *made.h.shape[1:], 4)  # (T, B, p, 4)

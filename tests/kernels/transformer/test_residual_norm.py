@@ -299,9 +299,6 @@ def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
     assert choose_sublayer("auto", x.double())[0] == "reference"
 
 
-# -- shapes that the kernels would read past -----------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wrong", "given"),
     [
