@@ -32,7 +32,7 @@ from drill.layers import (
 )
 from drill.layers.wrappers.mixture import Mixture
 from drill.layers.wrappers.pointwise import PointwiseLayer
-from tests.kernels.loss.test_error_bounds import Allocations
+from tests.kernels.recorders import Allocations
 from tests.layers.table import (
     CASES,
     ONE_EACH,

@@ -9,12 +9,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from drill.kernels.loss import chunk_plan as nll_plan
 from drill.kernels.loss.nll import nll
+from tests.kernels.recorders import Allocations
 
 
 @settings(derandomize=True)
@@ -57,34 +55,6 @@ def test_the_chunked_loss_is_the_cross_entropy_of_the_logits(
         grads = torch.autograd.grad(found.square().sum(), leaves)
     torch.testing.assert_close(found, truth)
     torch.testing.assert_close(grads, torch.autograd.grad(truth.square().sum(), leaves))
-
-
-class Allocations(TorchDispatchMode):
-    """The largest tensor made inside, the peak of all and what is allocated now, in bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = self.peak = 0
-        self.alive: dict[StorageWeakRef, int] = {}
-
-    @property
-    def now(self) -> int:
-        return sum(size for ref, size in self.alive.items() if not ref.expired())
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        given = {s._cdata for s in storages((args, kwargs))}
-        for storage in storages(out):
-            if storage._cdata not in given:
-                self.largest = max(self.largest, storage.nbytes())
-                self.alive[StorageWeakRef(storage)] = storage.nbytes()
-        self.alive = {ref: size for ref, size in self.alive.items() if not ref.expired()}
-        self.peak = max(self.peak, sum(self.alive.values()))
-        return out
-
-
-def storages(tree: object) -> list[torch.UntypedStorage]:
-    return [x.untyped_storage() for x in tree_iter(tree) if isinstance(x, Tensor)]
 
 
 V, k, MEMORY = 1500, 8, 256 * 2**10

@@ -10,8 +10,6 @@ from torch import Tensor
 from drill.kernels.loss import chunked, token_sweep
 from drill.kernels.loss.chunk_plan import Settings
 from drill.kernels.loss.nll import nll
-from tests.kernels.label_encoder.products import Products
-from tests.kernels.loss.test_error_bounds import Allocations
 from tests.kernels.loss.test_nll import (
     ENGINES,
     every_engine_and_size,
@@ -19,6 +17,7 @@ from tests.kernels.loss.test_nll import (
     problem,
 )
 from tests.kernels.places import numpy_warnings
+from tests.kernels.recorders import Allocations, Products
 
 N, V, k = 25, 40, 6
 CHUNKED = ENGINES["chunked"][0]

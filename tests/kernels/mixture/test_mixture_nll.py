@@ -13,8 +13,6 @@ from drill.kernels.mixture import passes as nll_mixture_errors
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
-from tests.kernels.label_encoder.products import Products
-from tests.kernels.loss.test_error_bounds import Allocations
 from tests.kernels.loss.test_nll import (
     IGNORE_INDEX,
     Engine,
@@ -25,6 +23,7 @@ from tests.kernels.loss.test_nll import (
     gaps,
 )
 from tests.kernels.places import numpy_warnings
+from tests.kernels.recorders import Allocations, Products
 
 pytestmark = [
     numpy_warnings,
