@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from drill.cli.display import Counter
 from drill.errors import DataError, SettingsError
 
 DEFAULT = ("en", "de")  # languages of the recipes
@@ -100,17 +101,15 @@ def data(
     target: Annotated[str | None, typer.Option(help="Translators: target language.")] = None,
 ) -> None:
     """Find or download a corpus and count it, or list all."""
-    from drill.cli.display import Counter, console
     from drill.data import read_corpus, read_parallel_corpus
     from drill.data.parallel.corpora import PARALLEL_NAMES
     from drill.data.text.corpora import NAMES, data_folders
 
-    shown = console()
     if corpus is None:
         for line in listed():
-            shown.print(line, soft_wrap=True)
+            typer.echo(line)
         folders = " and ".join(map(str, data_folders()))
-        shown.print(f"searched in {folders}; set DRILL_DATA to another folder", soft_wrap=True)
+        typer.echo(f"searched in {folders}; set DRILL_DATA to another folder")
         return
     pairs = None
     if corpus not in (*NAMES, *PARALLEL_NAMES) and os.path.isdir(corpus):
@@ -130,7 +129,7 @@ def data(
             f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
             for side in ("source", "target")
         )
-        shown.print(f"{corpus}: {of}pairs {sizes}; training words {words}", soft_wrap=True)
+        typer.echo(f"{corpus}: {of}pairs {sizes}; training words {words}")
         return
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
         raise DataError(
@@ -144,7 +143,7 @@ def data(
         found, vocabulary = read_corpus(corpus, min_count=min_count, progress=progress)
         ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
-    shown.print(f"{found.name}: {len(vocabulary):,} words; tokens {counts}", soft_wrap=True)
+    typer.echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
     if found.closed:
         return
     demo = recipe(DEMO).data["min_count"]
@@ -154,4 +153,4 @@ def data(
         f"data.min_count, {demo} in {DEMO}",
         *([] if remark is None else [remark]),
     ):
-        shown.print(line, soft_wrap=True)
+        typer.echo(line)

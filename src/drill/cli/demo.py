@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli.display import TrainingDisplay, console, note, plain_table
 from drill.cli.options import RunsOption
 from drill.cli.train import note_if_interrupted
+from drill.training.progress import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,12 +43,10 @@ def demo(
     On the corpus that comes with drill; a few minutes on two CPU cores. The same command resumes.
     """
     from drill import tasks
-    from drill.cli.display import TrainingDisplay, console, note
     from drill.data.text.corpora import check_corpus
     from drill.language_modeling.run import load_run
     from drill.report import write_report
     from drill.report.analysis.comparison import RunComparison
-    from drill.training.progress import duration
     from drill.training.settings import recipe
 
     start = time.monotonic()
@@ -125,7 +125,6 @@ def _comparison(
     text: "TextBands",
     seeds: Sequence[tuple[float, float]],
 ) -> "Table":
-    from drill.cli.display import plain_table
     from drill.report.tables import number_format as numbers
 
     def change(a: float, b: float) -> str:

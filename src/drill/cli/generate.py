@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drill.cli.display import note
 from drill.cli.options import (
     ZERO_PROBABILITY,
     DeviceOption,
@@ -161,8 +162,6 @@ def print_scores(
 
 
 def _name_unknown(words: Sequence[str], at_most: int | None = None) -> None:
-    from drill.cli.display import note
-
     others = [word for word in words if word != UNK]
     shown = others[:at_most]
     more = f" and {len(others) - len(shown):,} more; see --json" if others[len(shown) :] else ""
@@ -172,8 +171,6 @@ def _name_unknown(words: Sequence[str], at_most: int | None = None) -> None:
 
 def note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
     """For a text with unknown words: whether training has seen <unk> at all."""
-    from drill.cli.display import note
-
     if vocabulary.counts[vocabulary.ids[UNK]] == 0:
         note(
             f"{UNK} does not occur in the training text, so its probability is untrained and means "

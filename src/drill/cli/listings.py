@@ -12,7 +12,9 @@ from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
+from rich.console import Console
 
+from drill.cli.display import plain_table
 from drill.cli.options import JsonOption, SetOption
 from drill.recipes.reader import describe, layer_name, measured, read, recipe_names
 
@@ -120,7 +122,6 @@ def settings(
     on the layer, the encoder, the optimizer and its schedule: add --set layer.name=mixture to see
     those of a mixture.
     """
-    from drill.cli.display import console
     from drill.training.settings import recipe as read_recipe
 
     name = os.path.join(recipe, "recipe.toml") if os.path.isdir(recipe) else recipe
@@ -134,7 +135,7 @@ def settings(
     widths.append(26)  # a few types are longer
     for row in cells:
         padded = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
-        console().print("  ".join([*padded, row.description]), soft_wrap=True)
+        typer.echo("  ".join([*padded, row.description]))
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
@@ -282,9 +283,6 @@ of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state
 
 
 def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from drill.cli.display import plain_table
 
     headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
     cells = [

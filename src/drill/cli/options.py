@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,24 +16,13 @@ if TYPE_CHECKING:
     from drill.language_modeling.run import LanguageModelRun
     from drill.translation.run import TranslationRun
 
-
 ZERO_PROBABILITY = "the weights give a word zero probability; evaluate others, or train again"
 
-
-class Weights(StrEnum):
-    averaged = "averaged"
-    best = "best"
-    last = "last"
+Weights = Literal["averaged", "best", "last"]
+Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 
 
-class Precision(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    tf32 = "tf32"
-    bfloat16 = "bfloat16"
-
-
-class Split(StrEnum):
+class Split(StrEnum):  # typer has no lists of literals
     train = "train"
     valid = "valid"
     test = "test"
@@ -76,13 +65,13 @@ BatchTokensOption = Annotated[
 ]
 
 
-def load_language_model(folder: Path, weights: Any, device: str) -> "LanguageModelRun":
+def load_language_model(folder: Path, weights: Weights | None, device: str) -> "LanguageModelRun":
     from drill.language_modeling.run import load_run
 
     return load_run(folder, weights, device)
 
 
-def load_translator(folder: Path, weights: Any, device: str) -> "TranslationRun":
+def load_translator(folder: Path, weights: Weights | None, device: str) -> "TranslationRun":
     from drill.translation.run import load_translation
 
     return load_translation(folder, weights, device)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli.display import Counter, TrainingDisplay, as_drill_error, note
 from drill.cli.options import DeviceOption, QuietOption, RunFolderArgument, RunsOption, SetOption
 from drill.errors import SettingsError
 from drill.recipes.reader import apply_changes, recipe_names
+from drill.training.progress import duration
 
 if TYPE_CHECKING:
-    from drill.cli.display import TrainingDisplay
     from drill.training.loop import Outcome
     from drill.training.settings import Settings
 
@@ -45,7 +46,6 @@ def train(
     and texts of all recipes are checked before the first is trained; if one fails, the others are
     still trained. `drill recipes` lists the recipes.
     """
-    from drill.cli.display import note
     from drill.tasks import check_recipe
     from drill.training.run.resume import settings_to_resume
     from drill.training.settings import recipe
@@ -98,8 +98,6 @@ def train(
 @contextmanager
 def _continue_after_error(folder: Path, failed: list[Path]) -> Iterator[None]:
     """Print an error that a user can fix, add the folder to ``failed``, go on with the next."""
-    from drill.cli.display import as_drill_error, note
-
     try:
         yield
     except BrokenPipeError:
@@ -151,7 +149,6 @@ def finetune(
 def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool:
     """Train; False if interrupted, also in the last seconds of a run that finished."""
     from drill import tasks
-    from drill.cli.display import Counter, TrainingDisplay, note
 
     main = _is_main_process()
     with (
@@ -183,7 +180,6 @@ def _is_main_process() -> bool:
 @contextmanager
 def note_if_interrupted(folder: Path) -> Iterator[None]:
     """On Ctrl-C before the first step, or pressed twice, say what is saved in ``folder``."""
-    from drill.cli.display import note
     from drill.training.run.folder import RunFolder
 
     try:
@@ -200,7 +196,7 @@ def note_if_interrupted(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _log_to(display: "TrainingDisplay") -> Iterator[None]:
+def _log_to(display: TrainingDisplay) -> Iterator[None]:
     """Show the log of training (on a GPU: which LSTM kernels, CUDA graphs)."""
     from drill.training.loop import TRAINING_LOG
 
@@ -220,8 +216,6 @@ def _log_to(display: "TrainingDisplay") -> Iterator[None]:
 
 
 def _print_outcome(outcome: "Outcome", folder: Path) -> None:
-    from drill.cli.display import note
-    from drill.training.progress import duration
     from drill.translation.evaluate import TranslationResult
 
     if not outcome.finished:

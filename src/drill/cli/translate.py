@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli.display import note
 from drill.cli.options import (
     BatchTokensOption,
     BeamOption,
@@ -76,7 +77,6 @@ def translate(
     Prints one line per line, in the same order; with --n-best or --scores the line number, the
     score and the text, separated by tabs. Lines from a pipe are translated as they come.
     """
-    from drill.cli.display import note
     from drill.training.device import out_of_memory_hint
     from drill.translation.translate import translate_blocks
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drill.cli.display import Counter
 from drill.cli.options import (
     DeviceOption,
     JsonOption,
@@ -123,7 +124,6 @@ def _nearest(run: "LanguageModelRun", words: Iterable[str]) -> Iterator[tuple[st
 
 
 def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
-    from drill.cli.display import Counter
     from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
 
     run, texts, autocast, add = evaluation

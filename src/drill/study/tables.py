@@ -7,7 +7,6 @@ from statistics import mean
 from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.report.results.evaluations import ADAPTIVE
 from drill.report.results.ledger import Row
-from drill.report.results.paper import PAPER
 from drill.report.results.run_files import as_finite
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table, markdown_text
@@ -15,10 +14,8 @@ from drill.report.tables.result_tables import (
     ADAPTIVE_NOTE,
     BITS,
     GAP_NOTE,
-    PREDICTED_ONLY,
-    less_paper,
+    adaptive_cells,
     paper_cells,
-    paper_figures,
     paper_notes,
     recipe_changes,
     seconds_to,
@@ -222,14 +219,9 @@ def _time_cell(group: Sequence[Row], wanted: float) -> str:
 def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
     if not group or stage in (BLEU, WORDS):
         return [("paper", ""), ("gap", "")]
-    recipe = group[0].recipe
     if stage in TRAINING:
-        return paper_cells(recipe, group)
-    key = "perplexity" if stage in PREDICTED_ONLY else "published"
-    pairs = [[one[key] for one in stage_results(each, stage)] for each in group]
-    valid, test = (mean(each) for each in zip(*pairs, strict=True))
-    gap = less_paper(valid, test, PAPER.get(f"{recipe}+{stage}"))
-    return [("paper", paper_figures(recipe, f"+{stage}")), ("gap", gap)]
+        return paper_cells(group[0].recipe, group)
+    return adaptive_cells(group[0].recipe, stage, [stage_results(each, stage) for each in group])
 
 
 def not_counted(states: States) -> Iterator[str]:

@@ -13,7 +13,6 @@ from drill.cli.evaluation.evaluate import SplitOption, TextOption, check_one_tex
 from drill.cli.options import (
     DeviceOption,
     JsonOption,
-    Precision,
     PrecisionOption,
     QuietOption,
     RunFolderArgument,
@@ -78,7 +77,7 @@ def dynamic(
 
     check_one_text(split, text, "--text")
     _check_tuned(given(context), "lr", "decay")
-    if precision is Precision.bfloat16:
+    if precision == "bfloat16":
         raise SettingsError(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
         )
@@ -130,7 +129,7 @@ def dynamic(
                 scored = dynamic_perplexity(
                     trained.model, each.ids, statistics, **rates, **options, progress=progress
                 )
-            add(*perplexity_row("dynamic", each, scored, start, settings))
+            add(*perplexity_row("dynamic", each, scored, start, **settings))
             start = time.monotonic()
         _note_batch_size(run, texts, as_json)
 
@@ -195,7 +194,7 @@ def cache(
                 scored = cache_perplexity(
                     trained.model, each.ids, **mixture, **options, progress=progress
                 )
-            add(*perplexity_row("cache", each, scored, start, settings))
+            add(*perplexity_row("cache", each, scored, start, **settings))
         _note_batch_size(run, texts, as_json)
 
 

@@ -92,24 +92,24 @@ def evaluate(
             kind = "language models" if translator else "translators"
             raise SettingsError(f"is for {kind}, which {run} is not", key=option_name(name))
     if translator:
-        from drill.cli.evaluation.translation import Files, evaluate_translation
+        from drill.cli.evaluation.translation import evaluate_translation
         from drill.translation.build import check_ready
 
         if (source is None) != (reference is None):
             raise SettingsError("are given together", key="--source and --reference")
-        own = None if source is None or reference is None else Files(source, reference)
-        check_one_text(split, own, "--source")
-        check_ready(run, "evaluating", text=words or own is None)
+        check_one_text(split, source, "--source")
+        check_ready(run, "evaluating", text=words or source is None)
         with as_settings_error():
             evaluate_translation(
                 load_translator(run, weights, device),
-                own or [each.value for each in split or (Split.valid, Split.test)],
+                split or ("valid", "test"),
+                (source, reference) if source and reference else None,
                 beam=beam,
                 length_penalty=length_penalty,
                 batch_tokens=batch_tokens,
                 words=words,
                 tokenize=tokenize,
-                precision=precision.value if precision else None,
+                precision=precision,
                 as_json=as_json,
                 quiet=quiet,
             )

@@ -1,8 +1,9 @@
 """What `drill evaluate`, `drill dynamic`, `drill cache` and `drill words` share."""
 
 import io
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -10,14 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 
 from drill.cli.display import Counter, note
-from drill.cli.evaluation.rows import Row, Rows, text_name
 from drill.cli.generate import note_if_unk_is_untrained
-from drill.cli.options import Precision, Split, Weights, as_settings_error, load_language_model
+from drill.cli.options import (
+    ZERO_PROBABILITY,
+    Precision,
+    Weights,
+    as_settings_error,
+    load_language_model,
+)
 from drill.data import EOS, UNK
 from drill.data.text.corpora import encode_text, read_own_text
+from drill.errors import SettingsError
 from drill.files import digest, write_output
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, reading_order
@@ -25,23 +33,26 @@ from drill.language_modeling.run import LanguageModelRun
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import TextBands, bands_table
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
+from drill.training.run.folder import json_row
+from drill.translation.run import TranslationRun
+
+Row = dict[str, Any]
+"""A row of RUN/evaluations.jsonl."""
+
+HINTS = {
+    "dynamic": "the weights diverged; take a smaller --lr or a larger --decay",
+    "cache": "a word that is not in the cache has no probability; take a smaller --lambda",
+}
 
 
 class EvaluatedText(NamedTuple):
-    """A text as the model reads it.
-
-    Attributes:
-        ids: (N,)
-        batch_size: of plain evaluation.
-        row: what a row of evaluations.jsonl says about the text.
-        options: of `drill evaluate`, to read it again.
-    """
+    """A text as the model reads it."""
 
     name: str
-    ids: NDArray[Any]
-    batch_size: int
-    row: Row
-    options: tuple[str, ...]
+    ids: NDArray[Any]  # (N,)
+    batch_size: int  # of plain evaluation
+    row: Row  # what a row says about the text
+    options: tuple[str, ...]  # of `drill evaluate`, to read it again
 
 
 class Evaluation(NamedTuple):
@@ -54,9 +65,42 @@ class Evaluation(NamedTuple):
 
 
 @contextmanager
+def evaluation_rows(
+    run: LanguageModelRun | TranslationRun, precision: str, as_json: bool
+) -> Iterator[Callable[[Row, str], None]]:
+    """Yields a function that prints a row, as JSON or as its text, and saves it in the run folder.
+
+    An infinite perplexity is a result too, but an error at the end of the block.
+    """
+    about = {"run": str(run.folder.path), **run.origin.row(), "precision": precision}
+    infinite: list[Row] = []
+
+    def add(found: Row, text: str) -> None:
+        row = {**about, **found}
+        typer.echo(json_row(row) if as_json else text)
+        run.folder.keep_evaluation(row)  # printed first: a full disk loses no result
+        if not math.isfinite(row["perplexity"]):
+            infinite.append(row)
+
+    yield add
+    for row in infinite:
+        hint = HINTS.get(row["kind"], ZERO_PROBABILITY)
+        raise SettingsError(
+            f"the perplexity is infinite (loss {row['loss']:.4g}): {hint}",
+            key=f"{row['kind']} {text_name(row)}",
+        )
+
+
+def text_name(row: Row) -> str:
+    """The split of the run's corpus, or the file."""
+    own = row["split"] == OWN_FILES
+    return str((row["source"] if "source" in row else row["text"]) if own else row["split"])
+
+
+@contextmanager
 def evaluation(
     folder: Path,
-    split: Sequence[Split] | None,
+    split: Sequence[str] | None,
     text: Path | None,
     weights: Weights | None,
     precision: Precision | None,
@@ -65,36 +109,35 @@ def evaluation(
     *,
     dynamic: bool = False,
 ) -> Iterator[Evaluation]:
-    """Loads a run and its texts; products have its precision, in dynamic evaluation not bfloat16.
-
-    Leaving the block raises if a perplexity is infinite.
-    """
+    """Load a run and its texts; products have its precision, but not bfloat16 if ``dynamic``."""
     run = load_language_model(folder, weights, device)
     place = torch.device(next(run.model.parameters()).device)
-    chosen: Any = precision or run.settings.training["precision"]
+    chosen = precision or run.settings.training["precision"]
     if dynamic:
         chosen = for_dynamic_evaluation(chosen, place)
-    with matmul_precision(chosen, place) as autocast, as_settings_error():
-        rows = Rows(run, resolve_precision(chosen, place), as_json)
-        yield Evaluation(run, _texts(run, split, text), autocast, rows.add)
-        rows.check_finite()
+    with (
+        matmul_precision(chosen, place) as autocast,
+        as_settings_error(),
+        evaluation_rows(run, resolve_precision(chosen, place), as_json) as add,
+    ):
+        yield Evaluation(run, _texts(run, split, text), autocast, add)
 
 
 def _texts(
-    run: LanguageModelRun, splits: Sequence[Split] | None, text: Path | None
+    run: LanguageModelRun, splits: Sequence[str] | None, text: Path | None
 ) -> list[EvaluatedText]:
     sizes = run.settings.training
     if text is not None:
         return [_own_text(run, text, sizes["test_batch_size"])]
     return [
         EvaluatedText(
-            split.value,
+            split,
             getattr(run.ids, split),
-            sizes["test_batch_size" if split is Split.test else "valid_batch_size"],
-            {"split": split.value},
-            ("--split", split.value),
+            sizes["test_batch_size" if split == "test" else "valid_batch_size"],
+            {"split": split},
+            ("--split", split),
         )
-        for split in splits or (Split.valid, Split.test)
+        for split in splits or ("valid", "test")
     ]
 
 
@@ -118,12 +161,7 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
 def evaluate_plain(
     evaluation: Evaluation, batch_size: int | None, losses: Path | None, words: bool, quiet: bool
 ) -> None:
-    """`drill evaluate`: the model as it is.
-
-    Args:
-        losses: a file for -log p of every token.
-        words: add the loss by frequency.
-    """
+    """`drill evaluate`: the model as it is; ``losses`` is a file for -log p of every token."""
     run, texts, autocast, add = evaluation
     vocabulary, corpus = run.vocabulary, run.settings.data["corpus"]
     for text in texts:
@@ -152,11 +190,7 @@ def evaluate_plain(
 
 
 def perplexity_row(
-    kind: str,
-    text: EvaluatedText,
-    found: Perplexity,
-    start: float,
-    settings: Mapping[str, Any] | None = None,
+    kind: str, text: EvaluatedText, found: Perplexity, start: float, **settings: Any
 ) -> tuple[Row, str]:
     """The row of an evaluation that began at ``start``, and its line."""
     row: Row = {
@@ -172,7 +206,7 @@ def perplexity_row(
     }
     shown = ", ".join(
         f"{key} {value}" if value is not True else key.replace("_", " ")
-        for key, value in (settings or {}).items()
+        for key, value in settings.items()
         if value is not False
     )
     unknown = f" ({row['unknown']:,} of them {UNK})" if row.get("unknown") else ""
@@ -183,4 +217,4 @@ def perplexity_row(
         f"loss {found.loss:.4f}  {found.tokens:,} tokens{unknown}, batch size {found.columns}  "
         f"{row['seconds']:.1f} s" + (f"  [{shown}]" if shown else "")
     )
-    return {**row, **(settings or {})}, line
+    return row | settings, line

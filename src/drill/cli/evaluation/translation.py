@@ -1,15 +1,15 @@
 """`drill evaluate` of a translator: BLEU and other scores of its translations."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
 from drill.cli.display import Counter, note
-from drill.cli.evaluation.rows import Row, Rows, text_name
+from drill.cli.evaluation.language_model import Row, evaluation_rows, text_name
+from drill.cli.options import Precision
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.errors import SettingsError
 from drill.report.analysis.comparison import accuracy_bands
@@ -24,27 +24,21 @@ from drill.translation.run import TranslationRun
 SCORES = ("bleu", "tokenised_bleu", "chrf", "signature", "tokenised_signature", "chrf_signature")
 
 
-class Files(NamedTuple):
-    """Pairs of text files that are no split of the run's corpus."""
-
-    source: Path
-    reference: Path
-
-
 def evaluate_translation(
     run: TranslationRun,
-    splits: Sequence[str] | Files,
+    splits: Sequence[str],
+    files: tuple[Path, Path] | None,
     *,
     beam: int | None,
     length_penalty: float | None,
     batch_tokens: int,
     words: bool,
     tokenize: str | None,
-    precision: str | None,
+    precision: Precision | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Print a line for each split, or for the files, and add it to RUN/evaluations.jsonl.
+    """Print a line for each split, or for the ``files``, and add it to RUN/evaluations.jsonl.
 
     The translations of a split are written to RUN/<split>.<language>.hyp, and how they were made
     to a .json file next to it. ``words`` prints accuracy by word frequency, which needs the
@@ -55,69 +49,67 @@ def evaluate_translation(
     if tokenize is not None:
         corpus_scores(["-"], ["-"], tokenize=tokenize)  # a wrong name fails now, not after minutes
     language = run.settings.data["target"]
-    chosen: Any = precision or run.settings.training["precision"]
-    options = {"precision": chosen, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    chosen = precision or run.settings.training["precision"]
     used = resolve_precision(chosen, torch.device(next(run.model.parameters()).device))
-    rows = Rows(run, used, as_json)
-    for split, text, pairs in _texts(run, splits):
-        start = time.monotonic()
-        with (
-            run.search(beam, **options) as search,
-            Counter(split, quiet) as progress,
-            out_of_memory_hint(
-                f"the evaluation of {run.folder.path}",
-                "take a smaller --batch-tokens or --beam",
-            ),
-        ):
-            found = evaluate_translator(
-                run.model,
-                run.subwords,
-                text,
-                pairs,
-                search,
-                language=language,
-                tokenize=tokenize,
-                progress=progress,
-            )
-        made = DecodingInfo(search.beam, search.length_penalty, run.weights)
-        files = splits._asdict() if isinstance(splits, Files) else {}
-        row = {
-            "kind": "translation",
-            "split": OWN_FILES if files else split,  # a file may be called test too
-            **{name: str(path) for name, path in files.items()},
-            "lines": len(text),
-            "tokens": found.fit.tokens,
-            "loss": found.fit.loss,
-            "perplexity": found.fit.perplexity,
-            **{key: getattr(found.scores, key) for key in SCORES},
-            "exact": found.exact,
-            "beam": made.beam,
-            "length_penalty": made.length_penalty,
-            "seconds": round(time.monotonic() - start, 3),
-        }
-        shown = _line(row, run.weights)
-        bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
-        for kind, each in bands.items():
-            row[f"{kind}_bands"] = [asdict(band) for band in each]
-            shown += f"\n\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}"
-        rows.add(row, shown)
-        if not files:
-            save_hypotheses(run.folder, split, language, found.hypotheses, made)
-    rows.check_finite()
+    own_texts = (({"split": split}, *run.split(split)) for split in splits)
+    with evaluation_rows(run, used, as_json) as add:
+        for about, text, pairs in [_read(run, *files)] if files else own_texts:
+            start = time.monotonic()
+            with (
+                run.search(
+                    beam,
+                    precision=chosen,
+                    length_penalty=length_penalty,
+                    batch_tokens=batch_tokens,
+                ) as search,
+                Counter(text_name(about), quiet) as progress,
+                out_of_memory_hint(
+                    f"the evaluation of {run.folder.path}",
+                    "take a smaller --batch-tokens or --beam",
+                ),
+            ):
+                found = evaluate_translator(
+                    run.model,
+                    run.subwords,
+                    text,
+                    pairs,
+                    search,
+                    language=language,
+                    tokenize=tokenize,
+                    progress=progress,
+                )
+            made = DecodingInfo(search.beam, search.length_penalty, run.weights)
+            row = {
+                "kind": "translation",
+                **about,
+                "lines": len(text),
+                "tokens": found.fit.tokens,
+                "loss": found.fit.loss,
+                "perplexity": found.fit.perplexity,
+                **{key: getattr(found.scores, key) for key in SCORES},
+                "exact": found.exact,
+                "beam": made.beam,
+                "length_penalty": made.length_penalty,
+                "seconds": round(time.monotonic() - start, 3),
+            }
+            shown = _line(row, run.weights)
+            bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
+            for kind, each in bands.items():
+                row[f"{kind}_bands"] = [asdict(band) for band in each]
+                shown += f"\n\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}"
+            add(row, shown)
+            if files is None:
+                save_hypotheses(run.folder, about["split"], language, found.hypotheses, made)
 
 
-def _texts(
-    run: TranslationRun, splits: Sequence[str] | Files
-) -> Iterator[tuple[str, ParallelText, Pairs]]:
-    if not isinstance(splits, Files):
-        for split in splits:
-            yield split, *run.split(split)
-        return
-    text = ParallelText.from_files(*splits)
-    for path, lines in zip(splits, (text.source, text.target), strict=True):
+def _read(run: TranslationRun, source: Path, reference: Path) -> tuple[Row, ParallelText, Pairs]:
+    """Files that are no split of the run's corpus."""
+    text = ParallelText.from_files(source, reference)
+    for path, lines in ((source, text.source), (reference, text.target)):
         if not any(map(str.split, lines)):
             raise DataError("has no words; give one sentence per line", key=str(path))
-    yield str(splits.source), text, encode_pairs(text, run.subwords)
+    about = {"split": OWN_FILES, "source": str(source), "reference": str(reference)}
+    return about, text, encode_pairs(text, run.subwords)
 
 
 def _line(row: Row, weights: str) -> str:

@@ -37,14 +37,7 @@ def analyse(
     from drill.report.analysis.comparison import RunComparison
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
     from drill.report.results.runs import distinct_names
-    from drill.report.tables.band_tables import (
-        bands_table,
-        calibration_table,
-        changes_table,
-        nearest_table,
-        norms_table,
-        reliability_table,
-    )
+    from drill.report.tables import band_tables
     from drill.report.tables.markup import Table
     from drill.training.run.folder import json_row
 
@@ -60,14 +53,14 @@ def analyse(
         note(f"{name}: its output layer has no label matrix, so no norms and no nearest labels")
     if not as_json:
         for text in found.texts:
-            typer.echo(bands_table(text).markdown())
+            typer.echo(band_tables.bands_table(text).markdown())
             if text.changes:
-                typer.echo(changes_table(text).markdown())
-            typer.echo(calibration_table(text.calibration).markdown())
-            typer.echo(reliability_table(text.calibration).markdown())
+                typer.echo(band_tables.changes_table(text).markdown())
+            typer.echo(band_tables.calibration_table(text.calibration).markdown())
+            typer.echo(band_tables.reliability_table(text.calibration).markdown())
             if text.norms:
-                typer.echo(norms_table(text.norms).markdown())
-                typer.echo(nearest_table(text.nearest).markdown())
+                typer.echo(band_tables.norms_table(text.norms).markdown())
+                typer.echo(band_tables.nearest_table(text.nearest).markdown())
     ranks: dict[str, LogProbRank] = {}
     if not no_rank:
         for name, run in loaded.items():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli import display
 from drill.cli.options import RunFolderArgument
 from drill.errors import SettingsError
 
@@ -43,7 +44,6 @@ def report(
     test loss by word frequency, also relative to the first run on the same text, calibration, and
     norms and neighbours of labels; or for translators the accuracy of words.
     """
-    from drill.cli.display import note
     from drill.language_modeling.run import load_run
     from drill.report.analysis.comparison import RunComparison, check_same_search, stored_bands
     from drill.report.page.page import check_replaceable, markdown, write_report
@@ -71,9 +71,9 @@ def report(
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
-        check_same_search([each for each in folders if task_of(each) == TRANSLATION], note)
+        check_same_search([each for each in folders if task_of(each) == TRANSLATION], display.note)
         for folder in folders:
-            note(f"reading {folder}")
+            display.note(f"reading {folder}")
             if task_of(folder) == TRANSLATION:
                 if samples:
                     raise SettingsError(
@@ -82,12 +82,14 @@ def report(
                     )
                 check_ready(folder, "--bands of", scores=False)
                 run = load_translation(folder, device=device)
-                for kind, each in stored_bands(run, note).items():
+                for kind, each in stored_bands(run, display.note).items():
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_run(folder, device=device), bands, samples)
     for name in found.without_labels:
-        note(f"{name}: its output layer has no label matrix, so no norms and no nearest labels")
+        display.note(
+            f"{name}: its output layer has no label matrix, so no norms and no nearest labels"
+        )
     verb = "replaced" if out.is_file() else "wrote"
     page = write_report(
         folders,
@@ -113,7 +115,6 @@ def record(
 
     A ledger is a .jsonl file with one result per line; `drill report` shows it as a table.
     """
-    from drill.cli.display import note as note_
     from drill.report.results.ledger import record as record_run
     from drill.report.results.runs import read_run
     from drill.report.tables import number_format as numbers
@@ -121,7 +122,7 @@ def record(
     if ledger is None:
         ledger = Path(os.path.normpath(run / os.pardir / LEDGER))  # `.` has no parent
     for remark in read_run(run).remarks:
-        note_(remark)
+        display.note(remark)
     row = record_run(run, ledger, note, force=force)
     figures = [("valid perplexity", row.valid), ("test perplexity", row.test)]
     if (bleu := row.extra.get("bleu")) is not None:  # of a translator
@@ -132,7 +133,6 @@ def record(
 
 def _run_folders(given: list[Path]) -> list[Path]:
     """The run folders among the paths: `runs/*` may match other files too."""
-    from drill.cli.display import note
     from drill.report.results.runs import is_run
 
     found = [path for path in given if is_run(path)]
@@ -142,5 +142,5 @@ def _run_folders(given: list[Path]) -> list[Path]:
             other = SettingsError("is not a run folder", key=str(path), hint=hint)
             if not found:
                 raise other
-            note(f"{other}; left out")
+            display.note(f"{other}; left out")
     return found

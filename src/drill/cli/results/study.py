@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from drill.cli.display import console, note
 from drill.cli.options import DeviceOption, RunsOption
 from drill.errors import SettingsError
 
@@ -44,7 +45,6 @@ def study(
     Results go to the ledger when a job ends. The same command resumes, on another machine too if
     it has the ledger. Ctrl-C saves and stops.
     """
-    from drill.cli.display import console, note
     from drill.study.page import write_study_page
     from drill.study.plan import read_plan
     from drill.study.runner import StudyRunner

@@ -16,46 +16,16 @@ from drill.errors import ReportError
 from drill.files import write_output
 from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
-from drill.report.page.figures import (
-    Curve,
-    assign_styles,
-    bands_figure,
-    changes_figure,
-    epochs_figure,
-    norm_figures,
-    reliability_figure,
-    run_styles,
-    time_figure,
-    training_figure,
-)
+from drill.report.page import figures
+from drill.report.page.figures import Curve
 from drill.report.results import ledger
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import read_starts
 from drill.report.results.runs import RunSummary, flatten, read_runs, setting_text
-from drill.report.tables.band_tables import (
-    TextBands,
-    accuracy_table,
-    bands_table,
-    by_references,
-    calibration_table,
-    changes_table,
-    nearest_table,
-    norms_table,
-    reliability_table,
-)
+from drill.report.tables import band_tables, result_tables
+from drill.report.tables.band_tables import TextBands
 from drill.report.tables.markup import Table, markdown_text
-from drill.report.tables.result_tables import (
-    Result,
-    T,
-    epochs_table,
-    evaluations_table,
-    group_labels,
-    grouped,
-    milestones,
-    recipes_table,
-    runs_table,
-    time_table,
-)
+from drill.report.tables.result_tables import Result, T, grouped
 from drill.training.settings import recipe
 
 ADAPTED = "Dynamic evaluation and cache"
@@ -109,7 +79,7 @@ def write_report(
     found = read_runs(runs)
     rows = [(str(path), ledger.read(path)) for path in ledgers]
     samples = samples or {}
-    look = run_styles(found, [*(name for text in texts for name in text.models), *samples])
+    look = figures.run_styles(found, [*(name for text in texts for name in text.models), *samples])
     faults = [each for run in found for each in (*run.faults, *run.remarks)]
     trained = [*by_corpus([run for run in found if run.curve]).items()]
     several = [run for run in found if sum(each.done > 0 for each in run.validations) > 1]
@@ -201,17 +171,19 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
         Markdown.
     """
     found = read_runs(runs)
-    parts = ["## Runs", runs_table(found).markdown()] if found else []
+    parts = ["## Runs", result_tables.runs_table(found).markdown()] if found else []
     if _has_seeds(found):
-        parts += ["## By recipe", recipes_table(found).markdown()]
-    if (adapted := evaluations_table(found)).rows:
+        parts += ["## By recipe", result_tables.recipes_table(found).markdown()]
+    if (adapted := result_tables.evaluations_table(found)).rows:
         parts += [f"## {ADAPTED}", adapted.markdown()]
     for path in ledgers:
         rows = ledger.read(path)
         parts += [f"## {markdown_text(path)}"]
-        parts += [runs_table(rows).markdown() if rows else "No results were recorded.\n"]
+        parts += [
+            result_tables.runs_table(rows).markdown() if rows else "No results were recorded.\n"
+        ]
         if any(row.evaluations for row in rows):
-            parts += [f"### {ADAPTED}", evaluations_table(rows).markdown()]
+            parts += [f"### {ADAPTED}", result_tables.evaluations_table(rows).markdown()]
     if care := [each for run in found for each in (*run.faults, *run.remarks)]:
         parts += ["## Warnings", "".join(f"- {markdown_text(each)}\n" for each in care)]
     return "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
@@ -231,9 +203,9 @@ def _leads(runs: Sequence[RunSummary]) -> Iterator[str]:
 
 def _results(runs: Sequence[RunSummary]) -> Iterator[Block]:
     if _has_seeds(runs):
-        yield "table", ("Runs of one recipe together", recipes_table(runs))
+        yield "table", ("Runs of one recipe together", result_tables.recipes_table(runs))
     if runs:
-        yield "table", ("Every run", runs_table(runs))
+        yield "table", ("Every run", result_tables.runs_table(runs))
 
 
 def _each(
@@ -251,58 +223,58 @@ def _each(
 
 def _curves(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
     curves = {run.name: [Curve.of_run(run)] for run in runs}
-    yield "figure", epochs_figure(curves, look)
-    yield "figure", training_figure(curves, look)
-    yield "table", ("Validation perplexity by epoch", epochs_table(runs))
+    yield "figure", figures.epochs_figure(curves, look)
+    yield "figure", figures.training_figure(curves, look)
+    yield "table", ("Validation perplexity by epoch", result_tables.epochs_table(runs))
 
 
 def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
     curves = {run.name: [Curve.of_run(run)] for run in runs}
-    figure = time_figure(curves, look, [run.device for run in runs if run.device])
+    figure = figures.time_figure(curves, look, [run.device for run in runs if run.device])
     if figure is not None:
         yield "figure", figure
         best = min(y for (curve,) in curves.values() for _, y in curve.seconds if y > 0.0)
         caption = "Time to the first validation at or below a perplexity"
-        yield "table", (caption, time_table(runs, milestones(best)))
+        yield "table", (caption, result_tables.time_table(runs, result_tables.milestones(best)))
 
 
 def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
-    if (table := evaluations_table(runs)).rows:
+    if (table := result_tables.evaluations_table(runs)).rows:
         about = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
         yield "text", about
         yield "table", ("Perplexity of adaptive models", table)
 
 
 def _bands(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
-    yield "figure", bands_figure(text.losses, look)
-    yield "table", ("Loss by training count", bands_table(text))
+    yield "figure", figures.bands_figure(text.losses, look)
+    yield "table", ("Loss by training count", band_tables.bands_table(text))
     if text.changes:
         base = next(iter(text.losses))
-        yield "figure", changes_figure(text.changes, look, base)
-        yield "table", (f"Loss against {base}", changes_table(text))
+        yield "figure", figures.changes_figure(text.changes, look, base)
+        yield "table", (f"Loss against {base}", band_tables.changes_table(text))
 
 
 def _calibration(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
     if text.calibration:
-        yield "figure", reliability_figure(text.calibration, look)
-        yield "table", ("Calibration", calibration_table(text.calibration))
-        yield "table", ("Accuracy by confidence", reliability_table(text.calibration))
+        yield "figure", figures.reliability_figure(text.calibration, look)
+        yield "table", ("Calibration", band_tables.calibration_table(text.calibration))
+        yield "table", ("Accuracy by confidence", band_tables.reliability_table(text.calibration))
 
 
 def _labels(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
     if text.norms:
-        yield from (("figure", figure) for figure in norm_figures(text.norms, look))
-        yield "table", ("Norms by training count", norms_table(text.norms))
-        yield "table", ("Nearest labels", nearest_table(text.nearest))
+        yield from (("figure", figure) for figure in figures.norm_figures(text.norms, look))
+        yield "table", ("Norms by training count", band_tables.norms_table(text.norms))
+        yield "table", ("Nearest labels", band_tables.nearest_table(text.nearest))
 
 
 def _accuracy(runs: Sequence[RunSummary], accuracy: Accuracy) -> Iterator[Block]:
     for kind, models in accuracy.items():
-        groups = by_references(models)
+        groups = band_tables.by_references(models)
         for group in groups:
             of = f" ({_corpora_and_models(list(group), runs)})" if len(groups) > 1 else ""
             caption = f"{kind.capitalize()}s that translators get right{of}"
-            yield "table", (caption, accuracy_table(group, of=kind))
+            yield "table", (caption, band_tables.accuracy_table(group, of=kind))
 
 
 def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
@@ -312,17 +284,17 @@ def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
             yield "heading", path
         for corpus, results in by_corpus([row for row in rows if row.curve[1:]]).items():
             groups = grouped(results)
-            labels = group_labels(groups)
+            labels = result_tables.group_labels(groups)
             curves = {labels[key]: [Curve.of_row(row) for row in groups[key]] for key in groups}
-            look = assign_styles([name] for name in curves)
+            look = figures.assign_styles([name] for name in curves)
             devices = [row.device for row in results if row.device]
             yield "heading", corpus or "unknown corpus"
-            yield "figure", epochs_figure(curves, look)
-            yield "figure", time_figure(curves, look, devices)
+            yield "figure", figures.epochs_figure(curves, look)
+            yield "figure", figures.time_figure(curves, look, devices)
         if rows:
-            yield "table", (path, runs_table(rows))
+            yield "table", (path, result_tables.runs_table(rows))
         if any(row.evaluations for row in rows):
-            yield "table", (f"{path}, {ADAPTED.lower()}", evaluations_table(rows))
+            yield "table", (f"{path}, {ADAPTED.lower()}", result_tables.evaluations_table(rows))
 
 
 def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, TypeVar
 
-from drill.report.results.evaluations import ADAPTIVE, last_pair
+from drill.report.results.evaluations import ADAPTIVE, Evaluation, last_pair
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
 from drill.report.results.run_files import as_finite
@@ -24,7 +24,6 @@ ADAPTIVE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
     "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
-PREDICTED_ONLY = ("dynamic",)  # kinds whose published figures divide by N - 1
 TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
     "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
@@ -69,16 +68,14 @@ def runs_table(results: Sequence[Result]) -> Table:
             *((key, _figure(key, _further(each).get(key, ""))) for key in extra),
             ("time", numbers.duration(each.seconds)),
             ("device", each.device or ""),
-            *(_recorded(each) if isinstance(each, Row) else ()),
         ]
         for each in results
     ]
+    for cells, each in zip(rows, results, strict=True):
+        if isinstance(each, Row):
+            time = each.recorded[:16].replace("T", " ")
+            cells += [("commit", each.commit or ""), ("recorded", time), ("note", each.note)]
     return Table.of(rows, paper_notes(rows), recipe_changes(results))
-
-
-def _recorded(row: Row) -> list[Cell]:
-    time = row.recorded[:16].replace("T", " ")
-    return [("commit", row.commit or ""), ("recorded", time), ("note", row.note)]
 
 
 def recipes_table(results: Sequence[Result]) -> Table:
@@ -122,21 +119,16 @@ def evaluations_table(results: Sequence[Result]) -> Table:
         for kind in ADAPTIVE:
             if (pair := last_pair(each.evaluations, kind)) is None:
                 continue
-            valid, test = (
-                numbers.perplexity(as_finite((found or {}).get("perplexity"))) for found in pair
-            )
-            key = "perplexity" if kind in PREDICTED_ONLY else "published"
-            own_valid, own_test = (as_finite((found or {}).get(key)) for found in pair)
+            valid, test = (as_finite((found or {}).get("perplexity")) for found in pair)
             rows.append(
                 [
                     ("run", each.name),
                     ("layer", each.layer or ""),
                     ("evaluation", kind),
                     ("settings", pair.settings),
-                    ("valid", valid),
-                    ("test", test),
-                    ("paper", paper_figures(each.recipe, f"+{kind}")),
-                    ("gap", less_paper(own_valid, own_test, PAPER.get(f"{each.recipe}+{kind}"))),
+                    ("valid", numbers.perplexity(valid)),
+                    ("test", numbers.perplexity(test)),
+                    *adaptive_cells(each.recipe, kind, [pair]),
                 ]
             )
     return Table.of(rows, paper_notes(rows, ADAPTIVE_NOTE))
@@ -213,6 +205,17 @@ def paper_cells(recipe: str | None, results: Sequence[Result]) -> list[Cell]:
         test = _mean(each.test_published for each in results)
         gap = less_paper(valid, test, PAPER.get(recipe or ""))
     return [("paper", paper_figures(recipe)), ("gap", gap)]
+
+
+def adaptive_cells(
+    recipe: str | None, kind: str, pairs: Iterable[Sequence[Evaluation | None]]
+) -> list[Cell]:
+    """As ``paper_cells``, of (valid, test) by dynamic evaluation or with a cache."""
+    key = "perplexity" if kind == "dynamic" else "published"  # see ADAPTIVE_NOTE
+    sides = zip(*pairs, strict=True)
+    valid, test = (_mean(as_finite((each or {}).get(key)) for each in side) for side in sides)
+    gap = less_paper(valid, test, PAPER.get(f"{recipe}+{kind}"))
+    return [("paper", paper_figures(recipe, f"+{kind}")), ("gap", gap)]
 
 
 def less_paper(valid: float | None, test: float | None, paper: Perplexities | None) -> str:
