@@ -44,14 +44,14 @@ RUN_TIME = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.i
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One line of the table: settings that are trained once per seed."""
+    """One line of the table, a [[row]] of the file: settings that are trained once per seed."""
 
     name: str
     recipe: str
-    changes: tuple[str, ...]
-    seeds: tuple[int, ...]
-    stages: tuple[str, ...]
-    finetune_changes: tuple[str, ...] = ()
+    seeds: Sequence[int] = (1,)
+    stages: Sequence[str] = (TRAIN,)
+    set: Sequence[str] = ()
+    finetune_set: Sequence[str] = ()
 
     def run(self, seed: int, stage: str) -> str:
         """The name of the run folder that a stage writes or evaluates."""
@@ -60,8 +60,7 @@ class PlanRow:
 
     def trained_by(self, stage: str) -> str:
         """The stage itself, or the last training stage before it."""
-        before = self.stages[: self.stages.index(stage) + 1]
-        return [each for each in before if each in TRAINING][-1]
+        return FINETUNE if FINETUNE in self.stages[: self.stages.index(stage) + 1] else TRAIN
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Plan:
     name: str
     rows: tuple[PlanRow, ...]
     baseline: str | None = None
-    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Evaluation stage -> further words of its command line, such as --search."""
 
     @property
@@ -124,12 +123,12 @@ class Plan:
 @cache
 def settings_of(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
     """What the run of a training stage is trained with."""
-    settings = recipe(row.recipe, [*row.changes, f"training.seed={seed}"])
+    settings = recipe(row.recipe, [*row.set, f"training.seed={seed}"])
     if stage == TRAIN:
         return settings
     tuned = finetuned(settings, row.run(seed, TRAIN))
     tables = {"recipe": tuned.recipe, "init_from": tuned.init_from, **tuned.tables()}
-    return resolve_settings(apply_changes(tables, row.finetune_changes))
+    return resolve_settings(apply_changes(tables, row.finetune_set))
 
 
 def identity(settings: Settings) -> str:
@@ -147,18 +146,6 @@ def identity(settings: Settings) -> str:
 
 
 # -- reading --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _RowTable:
-    """A [[row]] of the file, and what the plan sets for every row."""
-
-    name: str
-    recipe: str
-    seeds: Sequence[int] = (1,)
-    stages: Sequence[str] = (TRAIN,)
-    set: Sequence[str] = ()
-    finetune_set: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -201,7 +188,7 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     name, options = tables.get("name", name), tables.get("options", {})
     if not isinstance(name, str) or not isinstance(options, dict):
         raise SettingsError("name must be a string and options a table")
-    with_defaults("plan", {"name": "-", "recipe": "-", **shared}, _RowTable)
+    with_defaults("plan", {"name": "-", "recipe": "-", **shared}, PlanRow)
     rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
     names = [row.name for row in rows]
     for each in names:
@@ -212,31 +199,28 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     baseline = tables.get("baseline")
     if baseline is not None and baseline not in names:
         raise SettingsError(f"baseline: no row is named {baseline!r}; rows are {names}")
-    words = with_defaults("options", options, _Options)
-    return Plan(name, rows, baseline, {stage: tuple(each) for stage, each in words.items()})
+    return Plan(name, rows, baseline, with_defaults("options", options, _Options))
 
 
 def _row(where: str, shared: dict[str, Any], table: dict[str, Any]) -> PlanRow:
     """A row on top of what all have; lists of changes come one after the other."""
-    filled = with_defaults(where, table, _RowTable)
+    filled = with_defaults(where, table, PlanRow)
     filled |= {key: value for key, value in shared.items() if key not in table}
     for key in ("set", "finetune_set"):
         filled[key] = [*shared.get(key, ()), *table.get(key, ())]
-    name, seeds, stages = filled["name"], tuple(filled["seeds"]), tuple(filled["stages"])
-    if not name.strip() or "/" in name:
-        raise SettingsError(f"{where}: name: names run folders, so it cannot be {name!r}")
-    for key, values in (("seeds", seeds), ("stages", stages)):
+    lists = {key: tuple(filled[key]) for key in ("seeds", "stages", "set", "finetune_set")}
+    row = PlanRow(**(filled | lists))
+    if not row.name.strip() or "/" in row.name:
+        raise SettingsError(f"{where}: name: names run folders, so it cannot be {row.name!r}")
+    for key, values in (("seeds", row.seeds), ("stages", row.stages)):
         if not values or len(set(values)) < len(values):
             raise SettingsError(f"{where}: {key}: names each once, not {list(values)}")
-    changes, tuning = tuple(filled["set"]), tuple(filled["finetune_set"])
-    row = PlanRow(name, filled["recipe"], changes, seeds, stages, tuning)
     try:
-        settings = settings_of(row, seeds[0])
-        _check_stages(row, settings)
-        if FINETUNE in stages:
-            settings_of(row, seeds[0], FINETUNE)
+        _check_stages(row, settings_of(row, row.seeds[0]))
+        if FINETUNE in row.stages:
+            settings_of(row, row.seeds[0], FINETUNE)
     except SettingsError as error:
-        raise SettingsError(f"{where} ({name}): {error}") from None
+        raise SettingsError(f"{where} ({row.name}): {error}") from None
     return row
 
 

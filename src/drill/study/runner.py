@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,30 +164,40 @@ class StudyRunner:
     # -- results ----------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        ended = [each for each in self.running if each.process.poll() is not None]
-        for each in ended:
-            self.running.remove(each)
-            self._end(each)
-        if ended:
-            self._look()
+        for each in list(self.running):
+            if each.process.poll() is not None:
+                self.running.remove(each)
+                self._end(each)
+                self._look()
 
     def _end(self, each: _Running) -> None:
-        """Record what a job has found, or that it failed."""
+        """Record what a job has found, also an interrupted one, or that it failed."""
         job, code = each.job, each.process.returncode
         seconds = time.monotonic() - each.started
-        row, fault = self._record(job, seconds)
+        extra = {"study": {"name": self.plan.name, "row": job.row.name, "seconds": seconds}}
+        row, fault = None, "nothing new"
+        try:
+            row = record(self.runs / job.run, self.ledger, extra=extra)
+        except AlreadyRecorded:
+            row = self.states.result(job)
+        except ReportError as error:
+            fault = f"{error}"
+        self._look()
+        took = f"{seconds / 60:.1f} min"
+        summary = fault if row is None else _summary(row, job.stage)
         if self.stopping and code != 0:
             self.say(
-                f"{job}: stopped after {seconds / 60:.1f} min, {_summary(row, job.stage) or fault}"
+                f"{job}: stopped {after}, {fault if row is None else _summary(row, job.stage)}"
             )
             return
-        if code == 0 and States(self.plan, self.ledger, self.runs).state(job) == DONE:
-            self.say(f"{job}: {_summary(row, job.stage)} ({seconds / 60:.1f} min)")
+        if code == 0 and self.states.state(job) == DONE:
+            self.say(f"{job}: {summary} ({took})")
             return
         if code != 0 and self._is_used_elsewhere(job):
             self.say(f"{job}: another process trains in {self.runs / job.run}")
             return
-        message = _last_line(each.log) if code != 0 else fault or "ended without a result"
+        lines = each.log.read_text("utf-8", "replace").strip().splitlines() or ["no output"]
+        message = lines[-1] if code != 0 else "ended without a result" if row else fault
         if code < 0:
             message = f"killed by {signal.Signals(-code).name}; {message}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -195,17 +205,7 @@ class StudyRunner:
             FailedJob(job.run, job.stage, job.seed, identity(job.settings), message, seconds, now),
             self.ledger,
         )
-        self.say(f"{job}: failed after {seconds / 60:.1f} min: {message} (see {each.log})")
-
-    def _record(self, job: Job, seconds: float) -> tuple[Row | None, str]:
-        """Record a run, also an interrupted one; the row, or why there is none."""
-        extra = {"study": {"name": self.plan.name, "row": job.row.name, "seconds": seconds}}
-        try:
-            return record(self.runs / job.run, self.ledger, extra=extra), ""
-        except AlreadyRecorded:
-            return States(self.plan, self.ledger, self.runs).result(job), "nothing new"
-        except ReportError as error:
-            return None, f"{error}"
+        self.say(f"{job}: failed after {took}: {message} (see {each.log})")
 
     def _is_used_elsewhere(self, job: Job) -> bool:
         if not (self.runs / job.run).exists():
@@ -229,33 +229,26 @@ def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
     """The arguments of `drill` for a job."""
     place = ["--device", device, "-q"]
     if job.stage == TRAIN:
-        changes = [*job.row.changes, f"training.seed={job.seed}"]
+        changes = [*job.row.set, f"training.seed={job.seed}"]
         words = ["train", job.row.recipe, "--name", job.run, "--runs", str(runs)]
         return [*words, *_set(changes), *place]
     if job.stage == FINETUNE:
         source = runs / job.row.run(job.seed, TRAIN)
         words = ["finetune", str(source), "--name", job.run]
-        return [*words, *_set(job.row.finetune_changes), *place]
+        return [*words, *_set(job.row.finetune_set), *place]
     run = str(runs / job.run)
     words = ["evaluate", run, "--words"] if job.stage == BLEU else [job.stage, run]
     return [*words, *plan.options.get(job.stage, ()), *place]
 
 
-def _set(changes: tuple[str, ...] | list[str]) -> list[str]:
+def _set(changes: Sequence[str]) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
-def _summary(row: Row | None, stage: str) -> str:
-    if row is None:
-        return ""
+def _summary(row: Row, stage: str) -> str:
     if stage in (DYNAMIC, CACHE, WORDS):
         figures = [perplexity(each["perplexity"]) for each in stage_results(row, stage)]
         return f"valid, test {', '.join(figures) or 'not yet'}"
     bleu = row.extra.get("bleu")
     test = f"test {perplexity(row.test) or 'not yet'}" if bleu is None else f"BLEU {bleu:.2f}"
     return f"valid {perplexity(row.valid)}, {test}"
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else "no output"

@@ -206,12 +206,8 @@ def _minutes_cell(group: Sequence[Row], stage: str) -> str:
 
 def _time_cell(group: Sequence[Row], wanted: float) -> str:
     """Mean minutes of the runs that reached a perplexity, and how many those are."""
-    known = [
-        seconds
-        for row in group
-        if (seconds := seconds_to(wanted, [(v[1], v[3]) for v in row.validations if v[3:]]))
-        is not None
-    ]
+    reached = (seconds_to(wanted, [(v[1], v[3]) for v in r.validations if v[3:]]) for r in group)
+    known = [seconds for seconds in reached if seconds is not None]
     of_all = "" if len(known) == len(group) else f" ({len(known)} of {len(group)})"
     return f"{mean(known) / 60:.1f}{of_all}" if known else DASH
 
@@ -247,15 +243,15 @@ def not_counted(states: States) -> Iterator[str]:
 
 def status_table(states: States) -> str:
     """A line per row and seed, a column per stage, the estimated minutes of what is left."""
-    plan = states.plan
-    stages = plan.stages
-    left = states.to_run()
+    stages, left = states.plan.stages, states.to_run()
     lines = [["row", "seed", *stages, "minutes left"]]
-    for row in plan.rows:
+    for row in states.plan.rows:
         for seed in row.seeds:
             jobs = {stage: Job(row, seed, stage) for stage in row.stages}
             own = [job for job in jobs.values() if job in left]
-            cells = [_state(states, jobs[stage], left) if stage in jobs else "" for stage in stages]
+            shown = {stage: states.state(job) for stage, job in jobs.items()}
+            shown |= {job.stage: AGAIN for job in own if shown[job.stage] == DONE}
+            cells = [shown.get(stage, "") for stage in stages]
             lines.append([row.name, str(seed), *cells, _minutes_left(states, own)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
@@ -264,11 +260,6 @@ def status_table(states: States) -> str:
     ]
     rest = f"; {len(left)} to run, about {_minutes_left(states, left)} min" if left else ""
     return "\n".join([*table, f"{states.status_line()}{rest}"])
-
-
-def _state(states: States, job: Job, left: Sequence[Job]) -> str:
-    state = states.state(job)
-    return AGAIN if state == DONE and job in left else state
 
 
 def _minutes_left(states: States, jobs: Sequence[Job]) -> str:
