@@ -1,11 +1,10 @@
 """What the page asks of runs. Answers are plain values, ready for JSON."""
 
-import abc
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +40,7 @@ SHOWN_PREFIX = 40  # subwords of a prefix that are shown
 Answer = dict[str, Any]
 
 
-class Player(abc.ABC):
+class Player:
     """A loaded run; its labels are words, or the pieces of ``subwords``."""
 
     task: ClassVar[str]
@@ -50,15 +49,9 @@ class Player(abc.ABC):
     subwords: Subwords | None
     counts: Sequence[int] | None  # of labels in training
     embedding: nn.Embedding | LabelSource
+    display: Callable[[int], str]
+    """The name of a label, ``▁`` in front of a subword that begins a word."""
     adds_words: bool = False
-
-    @abc.abstractmethod
-    def display(self, label: int) -> str:
-        """The name of a label, ``▁`` in front of a subword that begins a word."""
-
-    @cached_property
-    def _named(self) -> dict[str, int]:
-        return {self.display(i): i for i in range(self.run.model.layer.vocabulary_size)}
 
     def word(self, word: str, exact: bool = False) -> Answer:
         """How often a word occurs in training, and the labels next to it in E and in g_out(E).
@@ -66,7 +59,8 @@ class Player(abc.ABC):
         Of several subwords those of the first one; ``exact``: of the label of that name.
         """
         if self.subwords is None or exact:
-            labels = [self._named[word]] if word in self._named else []
+            every = range(self.run.model.layer.vocabulary_size)
+            labels = [label for label in every if self.display(label) == word]
         else:
             labels = self.subwords.encode(" " + word.replace("▁", ""))
         if not labels:
@@ -95,8 +89,7 @@ class LanguageModelPlayer(Player):
         self._use(run)
 
     def _use(self, run: LanguageModelRun) -> None:
-        self.run, self.vocabulary = run, run.vocabulary
-        vars(self).pop("_named", None)
+        self.run, self.vocabulary, self.display = run, run.vocabulary, run.vocabulary.display
         self.embedding = run.model.encoder.embedding
         self.counts = self.vocabulary.counts.tolist()
         self.subwords = None
@@ -122,9 +115,6 @@ class LanguageModelPlayer(Player):
                 encoded = model.encoder(torch.tensor(ids[done:], device=device)[:, None], state)
                 self.read = (ids, encoded.state, encoded.output[-1, 0])
             return model.layer.log_probs(self.read[2]).double().exp().cpu().numpy()
-
-    def display(self, label: int) -> str:
-        return self.vocabulary.display(label)
 
     def encoded(self, prefix: str) -> list[int]:
         """``<eos>``, then the ids of a text without the spaces at its end, as by ``generate``: a
@@ -187,12 +177,9 @@ class TranslatorPlayer(Player):
 
     def __init__(self, name: str, run: TranslationRun) -> None:
         self.name, self.run, self.subwords = name, run, run.subwords
-        self.embedding = run.model.transformer.target_embedding
+        self.display, self.embedding = run.subwords.display, run.model.transformer.target_embedding
         path = run.folder.target_counts
         self.counts = json.loads(path.read_bytes()) if path.exists() else None
-
-    def display(self, label: int) -> str:
-        return self.subwords.display(label)
 
     def translate(self, lines: list[str], beam: int, n_best: int) -> list[Answer]:
         """The ``n_best`` translations of each line, and the attention of the best one."""
@@ -259,7 +246,11 @@ def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
     first = players[0]
 
     def rows(words: Iterable[str]) -> list[Answer]:
-        return [{**_shown(first, word), "p": [_p(*pair, word) for pair in pairs]} for word in words]
+        return [{**_shown(first, word), "p": [of(*pair, word) for pair in pairs]} for word in words]
+
+    def of(player: LanguageModelPlayer, p: NDArray[np.float64], word: str) -> float | None:
+        label = player.vocabulary.ids.get(word)
+        return None if label is None else number(float(p[label]))
 
     pairs = list(zip(players, p, strict=True))
     likely = {
@@ -294,11 +285,6 @@ def _shown(player: LanguageModelPlayer, word: str) -> Answer:
     }
 
 
-def _p(player: LanguageModelPlayer, p: NDArray[np.float64], word: str) -> float | None:
-    place = player.vocabulary.ids.get(word)
-    return None if place is None else number(float(p[place]))
-
-
 def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
     """Every token's loss by every run; lines without words are left out."""
     lines = [line for line in text.splitlines() if line.split()]
@@ -308,6 +294,13 @@ def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
         "lines": [[token for token, _ in players[0].tokens(line)] for line in lines],
         "runs": [_losses(player, lines) for player in players],
     }
+
+
+def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
+    try:
+        return player.losses(lines)
+    except DrillError as error:
+        return {"error": str(error)}
 
 
 def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[Answer]:
@@ -412,10 +405,3 @@ def _changed(path: Path) -> float:
 def number(value: float | None) -> float | None:
     """Six digits; None for what JSON lacks."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
-
-
-def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
-    try:
-        return player.losses(lines)
-    except DrillError as error:
-        return {"error": str(error)}

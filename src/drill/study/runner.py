@@ -186,9 +186,7 @@ class StudyRunner:
         took = f"{seconds / 60:.1f} min"
         summary = fault if row is None else _summary(row, job.stage)
         if self.stopping and code != 0:
-            self.say(
-                f"{job}: stopped {after}, {fault if row is None else _summary(row, job.stage)}"
-            )
+            self.say(f"{job}: stopped after {took}, {summary}")
             return
         if code == 0 and self.states.state(job) == DONE:
             self.say(f"{job}: {summary} ({took})")
