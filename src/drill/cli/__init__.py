@@ -4,8 +4,6 @@ import os
 import re
 import sys
 
-from drill import __version__
-
 
 def main() -> None:
     """Run the command and exit: 0, 1 (a DrillError), 2 (usage), 70 (a bug), 130 (Ctrl-C)."""
@@ -32,9 +30,6 @@ def main() -> None:
 
 
 def _run() -> None:
-    if sys.argv[1:] == ["--version"]:  # needs no typer
-        print(f"drill {__version__}")
-        return
     # Threads that sleep while they wait leave the cores to other programs. OpenMP reads this once,
     # when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

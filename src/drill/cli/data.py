@@ -62,15 +62,9 @@ def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[
     from drill.data.parallel.corpora import PACKED
 
     texts = any((folder / name).is_file() for name in ("train", "train.txt"))
-    found = sorted(
-        {
-            path.name.removeprefix("train.").removesuffix(packed)
-            for packed in PACKED
-            for path in folder.glob(f"train.*{packed}")
-            if path.is_file() and not (packed == "" and path.suffix in PACKED)
-        }
-        - {"txt"}
-    )
+    files = [path for path in folder.glob("train.*") if path.is_file()]
+    unpacked = {path.stem if path.suffix in PACKED else path.name for path in files}
+    found = sorted({name.removeprefix("train.") for name in unpacked} - {"train", "txt"})
     if source is not None or target is not None:
         if source is None or target is None:
             raise SettingsError("--source and --target: name both languages of the pairs")

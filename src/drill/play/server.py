@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ class Server:
     def app(self) -> ASGIApp:
         """The ASGI application."""
         routes = [
-            *(Route(path, _file(file), methods=["GET"]) for path, file in FILES.items()),
+            *(Route(path, partial(_file, file), methods=["GET"]) for path, file in FILES.items()),
             *(  # without the lock: they do not use the models
                 Route(f"/api/{work.__name__}", _endpoint(work, nullcontext()), methods=["GET"])
                 for work in (self.runs, self.curves)
@@ -235,8 +236,5 @@ def _value(given: dict[str, Any], key: str, kind: type, default: Any) -> Any:
     return value
 
 
-def _file(file: Path) -> Any:
-    async def endpoint(_: Request) -> Response:
-        return FileResponse(file)
-
-    return endpoint
+async def _file(file: Path, _: Request) -> Response:
+    return FileResponse(file)

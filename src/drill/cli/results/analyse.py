@@ -45,12 +45,10 @@ def analyse(
     if len({*folders}) < len(folders):
         raise SettingsError("analyse: a run is named twice")
     names = distinct_names(folders)
-    found = RunComparison(words=word or ())
+    found = RunComparison(words=word or (), say=note)
     loaded = {names[folder]: load_run(folder, device=device) for folder in folders}
     for name, run in loaded.items():
         found.add(name, run)
-    for name in found.without_labels:
-        note(f"{name}: its output layer has no label matrix, so no norms and no nearest labels")
     if not as_json:
         for text in found.texts:
             typer.echo(band_tables.bands_table(text).markdown())

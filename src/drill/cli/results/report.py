@@ -67,7 +67,7 @@ def report(
         typer.echo(markdown(folders, ledger or []))
         return
     check_replaceable(out)
-    found = RunComparison()
+    found = RunComparison(say=display.note)
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
@@ -86,10 +86,6 @@ def report(
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_run(folder, device=device), bands, samples)
-    for name in found.without_labels:
-        display.note(
-            f"{name}: its output layer has no label matrix, so no norms and no nearest labels"
-        )
     verb = "replaced" if out.is_file() else "wrote"
     page = write_report(
         folders,

@@ -52,6 +52,7 @@ class RunComparison:
         edges: training counts at which bands begin; by the vocabulary by default.
         prompts: that samples begin with.
         words: whose nearest labels are listed; one of each band by default.
+        say: called with a remark on a run without label vectors.
     """
 
     def __init__(
@@ -59,12 +60,10 @@ class RunComparison:
         edges: Sequence[int] | None = None,
         prompts: Sequence[str] = ("",),
         words: Sequence[str] = (),
+        say: Say = print,
     ) -> None:
-        self.edges = edges
-        self.prompts = prompts
-        self.words = words
+        self.edges, self.prompts, self.words, self.say = edges, prompts, words, say
         self.texts: list[TextBands] = []  # runs that have read the same text are in one
-        self.without_labels: list[str] = []  # runs whose layer has no label matrix
         self.samples: dict[str, list[str]] = {}
         self._first: list[tuple[Vocabulary, Tensor, Tensor]] = []
         """For each text: vocabulary, targets (N,), and their losses (N,) by the first run."""
@@ -100,7 +99,9 @@ class RunComparison:
         text.calibration[name] = run.calibration(ids, batch_size=size)
         vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
         if vectors is None:
-            self.without_labels.append(name)
+            self.say(
+                f"{name}: its output layer has no label matrix, so no norms and no nearest labels"
+            )
             return
         text.norms[name] = label_norms(vectors, vocabulary.counts, **options)
         text.nearest[name] = [
@@ -169,7 +170,7 @@ def check_same_search(folders: Sequence[Path], say: Say) -> None:
 
     Remarks on translations by unknown searches, or by other weights than those of the run's test.
     """
-    first: tuple[Path, DecodingInfo] | None = None
+    known: dict[Path, DecodingInfo] = {}
     for folder in folders:
         run = RunFolder(folder)
         language = settings_of(run).data["target"]
@@ -189,8 +190,8 @@ def check_same_search(folders: Sequence[Path], say: Say) -> None:
                 f"{folder}: its translations were made with the {info.weights} weights, its test "
                 f"with the {tested} ones; `{_again(folder)}` makes them again"
             )
-        first = first or (folder, info)
-        other, wanted = first
+        known[folder] = info
+        other, wanted = next(iter(known.items()))
         if info.search != wanted.search:
             raise SettingsError(
                 f"translations of {other} were made with {wanted.search}, those of {folder} with "

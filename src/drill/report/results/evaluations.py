@@ -54,10 +54,8 @@ def read_evaluations(
 ) -> tuple[Evaluation, ...]:
     """The ``latest`` adaptive evaluations and words by frequency of the tested weights.
 
-    Args:
-        test: the line of the test in metrics.jsonl, {} if there is none.
-        faults: sentences on damaged lines are added here.
-        remarks: sentences on lines of other weights are added here.
+    ``test`` is the line of the test in metrics.jsonl. Sentences on damaged lines are added to
+    ``faults``, those on lines of other weights to ``remarks``.
     """
     path = files.evaluations
     rows = [
@@ -98,13 +96,11 @@ def last_pair(rows: Sequence[Evaluation], kind: str) -> Pair | None:
     groups: dict[str, dict[Any, Evaluation]] = {}
     for row in rows:
         if row.get("kind") == kind and row.get("split") in ("valid", "test"):
-            group = groups.pop(_group(row), {})
+            group = groups.pop(_group(row), {})  # the last changed comes last
             groups[_group(row)] = {**group, row["split"]: row}
-    if not groups:
-        return None
-    whole = [group for group in groups.values() if len(group) == 2]
-    last = (whole or list(groups.values()))[-1]
-    return Pair(last.get("valid"), last.get("test"))
+    found = [Pair(group.get("valid"), group.get("test")) for group in groups.values()]
+    pairs = [pair for pair in found if None not in pair] or found
+    return pairs[-1] if pairs else None
 
 
 def _group(row: Evaluation) -> str:

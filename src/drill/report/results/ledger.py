@@ -120,7 +120,13 @@ def record(
         ]
         added: list[AnyRow] = [row]
         if same and not force:
-            added = _evaluated_since(row, same)
+            name = {"run": row.name}  # older ledgers have a path there
+            known = [each | name for recorded in _merged(same) for each in recorded.evaluations]
+            added = [
+                Evaluated(row.fingerprint, each, row.recorded, row.note)
+                for each in row.evaluations
+                if each | name not in known
+            ]
             if not added:
                 raise AlreadyRecorded(
                     f"is already in {path}", key=str(run_folder), hint="use --force to add it again"
@@ -164,16 +170,6 @@ def _merged(rows: Sequence[AnyRow]) -> list[Row]:
                     every = latest([*result.evaluations, row.evaluation])
                     found[n] = replace(result, evaluations=[dict(each) for each in every])
     return found
-
-
-def _evaluated_since(row: Row, same: Sequence[AnyRow]) -> list[AnyRow]:
-    name = {"run": row.name}  # older ledgers have a path there
-    known = [each | name for recorded in _merged(same) for each in recorded.evaluations]
-    return [
-        Evaluated(row.fingerprint, each, row.recorded, row.note)
-        for each in row.evaluations
-        if each | name not in known
-    ]
 
 
 def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) -> Row:

@@ -51,7 +51,10 @@ def bands_table(text: TextBands) -> Table:
     for label, line in _lines(text.losses, ("types", "tokens", "loss")):
         ours = line[base]
         if ours.tokens:
-            changes = {name: _percent(ours.loss, line[name].loss) for name in compared}
+            changes = {
+                name: 100 * (line[name].loss - ours.loss) / ours.loss if ours.loss else None
+                for name in compared
+            }
             rows.append(
                 [
                     *_counts(label, ours.types, "tokens", ours.tokens),
@@ -246,7 +249,3 @@ def _counts(label: str, types: int, name: str, occurrences: int) -> list[Cell]:
 def _share(value: float) -> str:
     """In percent."""
     return numbers.fixed(100 * value, 2)
-
-
-def _percent(base: float, other: float) -> float | None:
-    return 100 * (other - base) / base if base else None
