@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import TrainingDisplay, console, note, plain_table
-from drill.cli.options import RunsOption
 from drill.cli.train import note_if_interrupted
 from drill.training.progress import duration
 
@@ -30,7 +30,7 @@ PROMPTS = ("In the beginning", "The king said to", "Blessed are")
 
 
 def demo(
-    runs: RunsOption = Path("runs"),
+    runs: options.Runs = Path("runs"),
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page to write.")] = Path(
         "runs/demo.html"
     ),

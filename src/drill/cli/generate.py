@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import note
 from drill.cli.options import (
     ZERO_PROBABILITY,
-    DeviceOption,
-    JsonOption,
-    LinesArgument,
-    RunFolderArgument,
-    WeightsOption,
     as_settings_error,
     blocks_of_lines,
     is_standard_input,
@@ -36,7 +32,7 @@ COLUMNS = ("log p", "tokens", "unknown", "perplexity", "text")
 
 
 def generate(
-    run: RunFolderArgument,
+    run: options.Run,
     prompt: Annotated[str, typer.Option(help="Text to continue, words separated by spaces.")] = "",
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
     temperature: Annotated[
@@ -59,8 +55,8 @@ def generate(
     echo: Annotated[
         bool, typer.Option("--echo/--no-echo", help="Print the prompt before each text.")
     ] = True,
-    weights: WeightsOption = None,
-    device: DeviceOption = "auto",
+    weights: options.Weights = None,
+    device: options.Device = "auto",
 ) -> None:
     """Generate text with a language model, printed token by token."""
     from drill.language_modeling.generation import BETWEEN_SAMPLES
@@ -95,13 +91,13 @@ def generate(
 
 
 def score(
-    run: RunFolderArgument,
-    file: LinesArgument = None,
-    as_json: JsonOption = False,
+    run: options.Run,
+    file: options.Lines = None,
+    as_json: options.Json = False,
     words: Annotated[bool, typer.Option("--words", help="Also print log p of every word.")] = False,
     header: Annotated[bool, typer.Option("--header", help="Print the column names first.")] = False,
-    weights: WeightsOption = None,
-    device: DeviceOption = "auto",
+    weights: options.Weights = None,
+    device: options.Device = "auto",
 ) -> None:
     """Print the log-probability of every line of a text.
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 import typer
 from rich.console import Console
 
+from drill.cli import options
 from drill.cli.display import plain_table
-from drill.cli.options import JsonOption, SetOption
 from drill.recipes.reader import describe, layer_name, measured, read, recipe_names
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ CORPUS_DEVICES: Mapping[str, str] = {
 """What the recipes of a corpus need; those for any machine come first."""
 
 
-def recipes(as_json: JsonOption = False) -> None:
+def recipes(as_json: options.Json = False) -> None:
     """List the recipes that come with the package.
 
     By corpus: name, length and output layer. --json adds training times where they were measured.
@@ -113,8 +113,8 @@ def settings(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", help="A recipe name, a .toml file or a run folder.")
     ],
-    change: SetOption = None,
-    as_json: JsonOption = False,
+    change: options.Set = None,
+    as_json: options.Json = False,
 ) -> None:
     """List the settings of a recipe, which --set changes.
 
@@ -242,7 +242,7 @@ def layers(
     joint: Annotated[
         int | None, typer.Option(min=1, max=10**5, help="Joint size of dual; d by default.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the output layers and their cost.
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 ZERO_PROBABILITY = "the weights give a word zero probability; evaluate others, or train again"
 
-Weights = Literal["averaged", "best", "last"]
-Precision = Literal["auto", "float32", "tf32", "bfloat16"]
-
 
 class Split(StrEnum):  # typer has no lists of literals
     train = "train"
@@ -28,24 +25,26 @@ class Split(StrEnum):  # typer has no lists of literals
     test = "test"
 
 
-RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of all run folders.")]
-LinesArgument = Annotated[
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Runs = Annotated[Path, typer.Option("--runs", help="The folder of all run folders.")]
+Lines = Annotated[
     Path | None,
     typer.Argument(metavar="FILE", help="One sentence per line; standard input by default."),
 ]
-WeightsOption = Annotated[
-    Weights | None, typer.Option(help="Which checkpoint to load; the best by default.")
+Weights = Annotated[
+    Literal["averaged", "best", "last"] | None,
+    typer.Option(help="Which checkpoint to load; the best by default."),
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-PrecisionOption = Annotated[
-    Precision | None, typer.Option(help="Precision of matrix products; the run's by default.")
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Precision = Annotated[
+    Literal["auto", "float32", "tf32", "bfloat16"] | None,
+    typer.Option(help="Precision of matrix products; the run's by default."),
 ]
-QuietOption = Annotated[
+Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show progress about once a minute only.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
-SetOption = Annotated[
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -53,25 +52,25 @@ SetOption = Annotated[
         help="Change a setting, e.g. layer.depth=2; repeatable. See `drill settings RECIPE`.",
     ),
 ]
-BeamOption = Annotated[
+Beam = Annotated[
     int | None, typer.Option(min=1, help="Translators: beam width; the run's by default.")
 ]
-LengthPenaltyOption = Annotated[
+LengthPenalty = Annotated[
     float | None,
     typer.Option(help="Translators: exponent of the length penalty; the run's by default."),
 ]
-BatchTokensOption = Annotated[
+BatchTokens = Annotated[
     int, typer.Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
 ]
 
 
-def load_language_model(folder: Path, weights: Weights | None, device: str) -> "LanguageModelRun":
+def load_language_model(folder: Path, weights: Weights, device: str) -> "LanguageModelRun":
     from drill.language_modeling.run import load_run
 
     return load_run(folder, weights, device)
 
 
-def load_translator(folder: Path, weights: Weights | None, device: str) -> "TranslationRun":
+def load_translator(folder: Path, weights: Weights, device: str) -> "TranslationRun":
     from drill.translation.run import load_translation
 
     return load_translation(folder, weights, device)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drill.cli.options import DeviceOption, WeightsOption
+from drill.cli import options
 from drill.errors import RunFolderError, SettingsError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def play(
         ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
-    weights: WeightsOption = None,
-    device: DeviceOption = "cpu",
+    weights: options.Weights = None,
+    device: options.Device = "cpu",
 ) -> None:
     """Try trained runs on a web page of this machine.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import Counter, TrainingDisplay, as_drill_error, note
-from drill.cli.options import DeviceOption, QuietOption, RunFolderArgument, RunsOption, SetOption
 from drill.errors import SettingsError
 from drill.recipes.reader import apply_changes, recipe_names
 from drill.training.progress import duration
@@ -28,7 +28,7 @@ def train(
             metavar="RECIPE", help="Recipe names, .toml files, or run folders to resume."
         ),
     ],
-    change: SetOption = None,
+    change: options.Set = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run folder; the recipe's name by default.")
     ] = None,
@@ -36,9 +36,9 @@ def train(
         list[int] | None,
         typer.Option("--seed", help="Random seed (training.seed); repeatable, one run each."),
     ] = None,
-    runs: RunsOption = Path("runs"),
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
+    runs: options.Runs = Path("runs"),
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Train recipes, one after another. The same command resumes.
 
@@ -120,13 +120,13 @@ def _check_name(name: str | None) -> None:
 
 
 def finetune(
-    run: RunFolderArgument,
-    change: SetOption = None,
+    run: options.Run,
+    change: options.Set = None,
     name: Annotated[
         str | None, typer.Option(help="The new folder next to RUN; RUN-finetune by default.")
     ] = None,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Finetune a run's best weights with averaged SGD.
 

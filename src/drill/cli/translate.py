@@ -8,22 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import note
-from drill.cli.options import (
-    BatchTokensOption,
-    BeamOption,
-    DeviceOption,
-    JsonOption,
-    LengthPenaltyOption,
-    LinesArgument,
-    PrecisionOption,
-    RunFolderArgument,
-    WeightsOption,
-    as_settings_error,
-    blocks_of_lines,
-    load_translator,
-    name_of,
-)
+from drill.cli.options import as_settings_error, blocks_of_lines, load_translator, name_of
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -31,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def translate(
-    run: RunFolderArgument,
-    file: LinesArgument = None,
-    beam: BeamOption = None,
-    length_penalty: LengthPenaltyOption = None,
+    run: options.Run,
+    file: options.Lines = None,
+    beam: options.Beam = None,
+    length_penalty: options.LengthPenalty = None,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Greedy decoding instead of beam search.")
     ] = False,
@@ -59,18 +46,18 @@ def translate(
     scores: Annotated[
         bool, typer.Option("--scores", help="Print line number, score and text.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
     max_ratio: Annotated[
         float, typer.Option(help="Maximum length, in subwords per source subword,")
     ] = 1.0,
     max_extra: Annotated[int, typer.Option(help="plus this many subwords.")] = 50,
-    batch_tokens: BatchTokensOption = 4096,
+    batch_tokens: options.BatchTokens = 4096,
     max_source: Annotated[
         int, typer.Option(min=1, help="Truncate source lines to this many subwords.")
     ] = 512,
-    weights: WeightsOption = None,
-    precision: PrecisionOption = None,
-    device: DeviceOption = "auto",
+    weights: options.Weights = None,
+    precision: options.Precision = None,
+    device: options.Device = "auto",
 ) -> None:
     """Translate the lines of a file or of standard input.
 
@@ -142,12 +129,12 @@ def _written(number: int, found: list["Translation"], with_scores: bool, as_json
 
 
 def export(
-    run: RunFolderArgument,
+    run: options.Run,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it.")],
     positions: Annotated[
         int, typer.Option(min=1, help="Maximum sentence length in subwords.")
     ] = 1024,
-    weights: WeightsOption = None,
+    weights: options.Weights = None,
 ) -> None:
     """Export a translator to Hugging Face transformers.
 

@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import Counter
-from drill.cli.options import (
-    DeviceOption,
-    JsonOption,
-    QuietOption,
-    RunFolderArgument,
-    Split,
-    WeightsOption,
-    blocks_of_lines,
-    load_language_model,
-    name_of,
-)
+from drill.cli.options import Split, blocks_of_lines, load_language_model, name_of
 from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -32,7 +23,7 @@ RANKS = ("rank", "median_rank", "mass")
 
 
 def words(
-    run: RunFolderArgument,
+    run: options.Run,
     glosses: Annotated[
         list[str] | None, typer.Argument(metavar="GLOSS", help="What each WORD means.")
     ] = None,
@@ -53,10 +44,10 @@ def words(
         list[Split] | None,
         typer.Option(help="Of held-out words: train, valid or test; repeatable."),
     ] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    weights: WeightsOption = None,
-    device: DeviceOption = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    weights: options.Weights = None,
+    device: options.Device = "auto",
 ) -> None:
     """Add words to a trained run, or score its held-out words.
 

@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import Counter, note
 from drill.cli.evaluation.evaluate import SplitOption, TextOption, check_one_text, option_name
-from drill.cli.options import (
-    DeviceOption,
-    JsonOption,
-    PrecisionOption,
-    QuietOption,
-    RunFolderArgument,
-    WeightsOption,
-    as_settings_error,
-    given,
-)
+from drill.cli.options import as_settings_error, given
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -35,7 +27,7 @@ SearchOption = Annotated[bool, typer.Option("--search", help="Tune on the valida
 
 def dynamic(
     context: typer.Context,
-    run: RunFolderArgument,
+    run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
     search: SearchOption = False,
@@ -52,11 +44,11 @@ def dynamic(
     limit: Annotated[
         int, typer.Option(min=10, help="Validation tokens that --search reads.")
     ] = 30_000,
-    as_json: JsonOption = False,
-    weights: WeightsOption = None,
-    precision: PrecisionOption = None,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
+    as_json: options.Json = False,
+    weights: options.Weights = None,
+    precision: options.Precision = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Perplexity of a language model with dynamic evaluation.
 
@@ -83,7 +75,7 @@ def dynamic(
         )
     with as_settings_error():
         check_dynamic_settings(lr, decay, epsilon, DYNAMIC_NAMES)
-    options: dict[str, Any] = {"epsilon": epsilon, "bptt": segment_length}
+    fixed: dict[str, Any] = {"epsilon": epsilon, "bptt": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, dynamic=True) as (trained, texts, _, add):
         _check_carries_state("dynamic evaluation", trained)
@@ -112,7 +104,7 @@ def dynamic(
                         trained.model,
                         trained.ids.valid,
                         statistics,
-                        **options,
+                        **fixed,
                         limit=limit,
                         file=folder / "dynamic-search.json",
                         progress=progress,
@@ -127,7 +119,7 @@ def dynamic(
         for each in texts:
             with Counter(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_perplexity(
-                    trained.model, each.ids, statistics, **rates, **options, progress=progress
+                    trained.model, each.ids, statistics, **rates, **fixed, progress=progress
                 )
             add(*perplexity_row("dynamic", each, scored, start, **settings))
             start = time.monotonic()
@@ -136,7 +128,7 @@ def dynamic(
 
 def cache(
     context: typer.Context,
-    run: RunFolderArgument,
+    run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
     search: SearchOption = False,
@@ -153,11 +145,11 @@ def cache(
     chunk: Annotated[
         int, typer.Option(min=1, help="Tokens read at a time; --published skips by it.")
     ] = 2000,
-    as_json: JsonOption = False,
-    weights: WeightsOption = None,
-    precision: PrecisionOption = None,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
+    as_json: options.Json = False,
+    weights: options.Weights = None,
+    precision: options.Precision = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Perplexity of a language model with a continuous cache pointer.
 
@@ -175,15 +167,15 @@ def cache(
     _check_tuned(given(context), "theta", "lambda_")
     with as_settings_error():
         check_cache_settings(window, [theta], [lambda_], CACHE_NAMES)
-    options: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
+    fixed: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared) as (trained, texts, autocast, add):
         _check_carries_state("the cache pointer", trained)
-        options["autocast"] = autocast
+        fixed["autocast"] = autocast
         mixture: dict[str, Any] = {"theta": theta, "lamb": lambda_}
         if search:
             with Counter("search on validation", quiet) as progress:
-                found = cache_search(trained.model, trained.ids.valid, **options, progress=progress)
+                found = cache_search(trained.model, trained.ids.valid, **fixed, progress=progress)
             mixture = {key: found.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lamb']:g}")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lamb"]}
@@ -192,7 +184,7 @@ def cache(
             start = time.monotonic()
             with Counter(f"cache, {each.name}", quiet) as progress:
                 scored = cache_perplexity(
-                    trained.model, each.ids, **mixture, **options, progress=progress
+                    trained.model, each.ids, **mixture, **fixed, progress=progress
                 )
             add(*perplexity_row("cache", each, scored, start, **settings))
         _note_batch_size(run, texts, as_json)

@@ -5,21 +5,8 @@ from typing import Annotated
 
 import typer
 
-from drill.cli.options import (
-    BatchTokensOption,
-    BeamOption,
-    DeviceOption,
-    JsonOption,
-    LengthPenaltyOption,
-    PrecisionOption,
-    QuietOption,
-    RunFolderArgument,
-    Split,
-    WeightsOption,
-    as_settings_error,
-    given,
-    load_translator,
-)
+from drill.cli import options
+from drill.cli.options import Split, as_settings_error, given, load_translator
 from drill.errors import SettingsError
 
 LANGUAGE_MODEL_OPTIONS = {"text", "batch_size", "losses"}
@@ -37,7 +24,7 @@ TextOption = Annotated[
 
 def evaluate(
     context: typer.Context,
-    run: RunFolderArgument,
+    run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
     batch_size: Annotated[
@@ -60,9 +47,9 @@ def evaluate(
     reference: Annotated[
         Path | None, typer.Option(help="Translators: the reference translation of --source.")
     ] = None,
-    beam: BeamOption = None,
-    length_penalty: LengthPenaltyOption = None,
-    batch_tokens: BatchTokensOption = 4096,
+    beam: options.Beam = None,
+    length_penalty: options.LengthPenalty = None,
+    batch_tokens: options.BatchTokens = 4096,
     words: Annotated[
         bool,
         typer.Option("--words", help="Loss, or accuracy of translators, by frequency of words."),
@@ -71,11 +58,11 @@ def evaluate(
         str | None,
         typer.Option(help="Translators: sacreBLEU tokenizer; by target language by default."),
     ] = None,
-    as_json: JsonOption = False,
-    weights: WeightsOption = None,
-    precision: PrecisionOption = None,
-    device: DeviceOption = "auto",
-    quiet: QuietOption = False,
+    as_json: options.Json = False,
+    weights: options.Weights = None,
+    precision: options.Precision = None,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Perplexity of a language model, BLEU of a translator.
 

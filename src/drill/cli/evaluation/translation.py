@@ -34,7 +34,7 @@ def evaluate_translation(
     batch_tokens: int,
     words: bool,
     tokenize: str | None,
-    precision: Precision | None,
+    precision: Precision,
     as_json: bool,
     quiet: bool,
 ) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import Counter, note
-from drill.cli.options import DeviceOption, JsonOption, QuietOption
 from drill.errors import SettingsError
 
 
@@ -22,9 +22,9 @@ def analyse(
     no_rank: Annotated[
         bool, typer.Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
     ] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    device: DeviceOption = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    device: options.Device = "auto",
 ) -> None:
     """Analyse language models on their test text, as Markdown.
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import Counter, console, plain_table, printable
-from drill.cli.options import DeviceOption, JsonOption, QuietOption
 from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="Translations of the text, for translators.")
     ] = None,
     words: Annotated[int, typer.Option(min=0, help="Words to list on each side.")] = 10,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    device: DeviceOption = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    device: options.Device = "auto",
 ) -> None:
     """Compare two runs on the same text: RUN_B minus RUN_A.
 

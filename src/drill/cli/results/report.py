@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drill.cli import display
-from drill.cli.options import RunFolderArgument
+from drill.cli import display, options
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def report(
 
 
 def record(
-    run: RunFolderArgument,
+    run: options.Run,
     ledger: Annotated[
         Path | None, typer.Option(help=f"The ledger; {LEDGER} next to RUN by default.")
     ] = None,

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from drill.cli import options
 from drill.cli.display import console, note
-from drill.cli.options import DeviceOption, RunsOption
 from drill.errors import SettingsError
 
 
@@ -29,14 +29,14 @@ def study(
         list[float] | None,
         typer.Option(help="With --report: time to this validation perplexity; repeatable."),
     ] = None,
-    runs: RunsOption = Path("runs"),
+    runs: options.Runs = Path("runs"),
     ledger: Annotated[
         Path | None,
         typer.Option(
             help="The ledger; results/NAME.jsonl by default, here or next to the plan's folder."
         ),
     ] = None,
-    device: DeviceOption = "auto",
+    device: options.Device = "auto",
     parallel: Annotated[int, typer.Option(min=1, help="Number of jobs at a time.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
 ) -> None:
