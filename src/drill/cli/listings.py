@@ -5,7 +5,7 @@ import json
 import os
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -143,10 +143,7 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
     from drill.training.settings import ENCODER_DEFAULTS
 
     special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
-    for table, (call, types) in _signatures(settings).items():
-        values: Any = settings.tables()
-        for part in table.split("."):
-            values = values[part]
+    for table, values, call, names in _tables(settings):
         arguments = settable_arguments(call)
         for key, value in values.items():
             if isinstance(value, dict):  # the wrapped layer, a table of its own
@@ -160,7 +157,8 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
                 default = special.get(table, {}).get(key, default)
                 kind = type_name(arguments[key].annotation)
             else:
-                default, kind = "", types[key]
+                kinds = {"name": " | ".join(names), "embedding_dim": "int", "shared": "bool"}
+                default, kind = "", kinds[key]
             described = descriptions()[table.split(".")[0]].get(key, "")
             yield Setting(f"{table}.{key}", value, default, kind, described)
 
@@ -180,8 +178,10 @@ def type_name(annotation: Any) -> str:
     return " | ".join(names)
 
 
-def _signatures(settings: "Settings") -> dict[str, tuple[Callable[..., Any], dict[str, str]]]:
-    """The callable whose arguments a table has, and the types of its other keys."""
+def _tables(
+    settings: "Settings",
+) -> Iterator[tuple[str, dict[str, Any], Callable[..., Any], Iterable[str]]]:
+    """Every table, what it is called with, and the names that it can have."""
     from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
     from drill.layers import LAYERS
     from drill.models import ENCODERS
@@ -190,31 +190,25 @@ def _signatures(settings: "Settings") -> dict[str, tuple[Callable[..., Any], dic
     from drill.training.options import LanguageModelOptions, TranslationOptions
     from drill.training.settings import INNER, TRANSLATION
 
-    def named(choices: Any) -> dict[str, str]:
-        return {"name": " | ".join(choices), "embedding_dim": "int", "shared": "bool"}
-
-    layers = {"layer": (LAYERS[settings.layer["name"]], named(LAYERS))}
-    if INNER in settings.layer:
-        layers[f"layer.{INNER}"] = (LAYERS[settings.layer[INNER]["name"]], named(LAYERS))
-    optimizer = (OPTIMIZERS[settings.optimizer["name"]], named(OPTIMIZERS))
-    if settings.task == TRANSLATION:
-        return {
-            "data": (read_parallel_corpus, {}),
-            "filters": (Filters, {}),
-            "subwords": (Subwords.train, {}),
-            "encoder": (Transformer, named(["transformer"])),
-            **layers,
-            "optimizer": optimizer,
-            "training": (TranslationOptions, {}),
-        }
-    return {
-        "data": (read_corpus, {}),
-        "encoder": (ENCODERS[settings.encoder["name"]], named(ENCODERS)),
-        "labels": (WordFeatures, {}),
-        **layers,
-        "optimizer": optimizer,
-        "training": (LanguageModelOptions, {}),
+    translates = settings.task == TRANSLATION
+    encoders = {"transformer": Transformer} if translates else ENCODERS
+    calls: dict[str, Any] = {
+        "data": read_parallel_corpus if translates else read_corpus,
+        "filters": Filters,
+        "subwords": Subwords.train,
+        "encoder": encoders,
+        "labels": WordFeatures,
+        "layer": LAYERS,
+        f"layer.{INNER}": LAYERS,
+        "optimizer": OPTIMIZERS,
+        "training": TranslationOptions if translates else LanguageModelOptions,
     }
+    tables = settings.tables()
+    for table, known in calls.items():
+        values = tables["layer"].get(INNER) if table.endswith(INNER) else tables.get(table)
+        if values is not None:
+            names = known if isinstance(known, dict) else {}
+            yield table, values, names[values["name"]] if names else known, names
 
 
 def _toml(value: Any) -> str:

@@ -114,10 +114,8 @@ def record(
     """
     path = Path(ledger_path)
     row = _row(read_run(run_folder), note, extra or {}, now or datetime.now(UTC))
-    with _locked(path) as handle:
-        same = [
-            each for each in _read_all(path) if getattr(each, "fingerprint", "") == row.fingerprint
-        ]
+    with _locked(path) as rows:
+        same = [each for each in rows if getattr(each, "fingerprint", "") == row.fingerprint]
         added: list[AnyRow] = [row]
         if same and not force:
             name = {"run": row.name}  # older ledgers have a path there
@@ -131,14 +129,14 @@ def record(
                 raise AlreadyRecorded(
                     f"is already in {path}", key=str(run_folder), hint="use --force to add it again"
                 )
-        _append(path, handle, added)
+        rows += added
     return _merged([*same, *added])[-1]
 
 
 def record_failure(failed: FailedJob, ledger_path: Path | str) -> None:
     """Append a failed job to a ledger."""
-    with _locked(Path(ledger_path)) as handle:
-        _append(Path(ledger_path), handle, [failed])
+    with _locked(Path(ledger_path)) as rows:
+        rows.append(failed)
 
 
 def read(ledger: Path | str) -> list[Row]:
@@ -248,28 +246,25 @@ def _without_cut_line(content: bytes) -> bytes:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """A handle of the ledger to append to, for one writer at a time."""
+def _locked(path: Path) -> Iterator[list[AnyRow]]:
+    """The rows, for one writer at a time; those that the block adds are written, all or none."""
     import fcntl  # not on Windows, which can still read ledgers
 
+    names = {kind: name for name, kind in KINDS.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = open_append(path)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            yield handle
+            rows = _read_all(path)
+            count = len(rows)
+            yield rows
+            added = [json.dumps({"kind": names[type(row)], **asdict(row)}) for row in rows[count:]]
+            content = _without_cut_line(path.read_bytes())
+            os.ftruncate(handle, len(content))
+            first = "\n" if content and not content.endswith(b"\n") else ""
+            append_line(path, (first + "\n".join(added) + "\n").encode("ascii"))
         finally:
             os.close(handle)
     except OSError as error:
         raise LedgerError(f"cannot be written ({error.strerror})", key=str(path)) from None
-
-
-def _append(path: Path, handle: int, rows: Sequence[AnyRow]) -> None:
-    """All rows or none."""
-    content = _without_cut_line(path.read_bytes())
-    names = {kind: name for name, kind in KINDS.items()}
-    lines = [json.dumps({"kind": names[type(row)], **asdict(row)}) + "\n" for row in rows]
-    if content and not content.endswith(b"\n"):
-        lines.insert(0, "\n")
-    os.ftruncate(handle, len(content))
-    append_line(path, "".join(lines).encode("ascii"))
