@@ -3,17 +3,14 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from drill.cli import options
 from drill.cli.display import Counter, console, plain_table, printable
+from drill.cli.options import blocks_of_lines
 from drill.errors import DataError, SettingsError
-
-if TYPE_CHECKING:
-    from drill.language_modeling.run import LanguageModelRun
-    from drill.translation.run import TranslationRun
 
 COLUMNS, TOKENS_PER_COLUMN = 20, 1000  # of a text: more columns are faster and lose context
 
@@ -50,11 +47,15 @@ def compare(
     if isinstance(runs[0], LanguageModelRun):
         if reference is not None:
             raise SettingsError("is for translators", key="--reference")
-        found = _language_models(runs, text, words, quiet)
+        found, rows = _language_models(runs, text, quiet)
     else:
         if (text is None) != (reference is None):
             raise SettingsError("translators need both --text and --reference", key="--text")
-        found = _translators(runs, text, reference, words, quiet)
+        found, rows = _translators(runs, text, reference, quiet)
+    better = -1 if found["kind"] == "loss" else 1
+    for name, sign in (("gained", better), ("lost", -better)):
+        changed = [row for row in rows if sign * row["change"] > 0]
+        found[name] = sorted(changed, key=lambda row: -sign * row["change"])[:words]
     if as_json:
         typer.echo(json_row({"runs": [str(a), str(b)], **found}))
         return
@@ -63,17 +64,13 @@ def compare(
 
 
 def _language_models(
-    runs: "Sequence[LanguageModelRun | Any]", text: Path | None, words: int, quiet: bool
-) -> dict[str, Any]:
+    runs: Sequence[Any], text: Path | None, quiet: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The difference in loss, and that of every word."""
     import numpy as np
 
-    from drill.cli.options import blocks_of_lines
     from drill.data import EOS, columns
-    from drill.report.analysis.paired_bootstrap import (
-        line_losses,
-        loss_difference,
-        paired_bootstrap,
-    )
+    from drill.report.analysis import paired_bootstrap as bootstrap
 
     vocabulary = runs[0].vocabulary
     if vocabulary.words != runs[1].vocabulary.words:
@@ -94,13 +91,13 @@ def _language_models(
             found = run.token_losses(ids, batch_size=batch, progress=progress)
         losses.append(found.double().numpy())
     targets = columns(ids, batch)[1:].t().flatten().numpy()
-    difference = paired_bootstrap(
-        line_losses(losses[0], losses[1], targets, vocabulary.ids[EOS]), loss_difference
+    difference = bootstrap.paired_bootstrap(
+        bootstrap.line_losses(losses[0], losses[1], targets, vocabulary.ids[EOS]),
+        bootstrap.loss_difference,
     )
     tokens = np.bincount(targets, minlength=len(vocabulary))
     sums = [np.bincount(targets, weights=each, minlength=len(vocabulary)) for each in losses]
     change = sums[1] - sums[0]
-
     rows = [
         {
             "word": vocabulary.words[i],
@@ -112,36 +109,23 @@ def _language_models(
         }
         for i in np.flatnonzero(change)
     ]
-    means = [float(each.mean()) for each in losses]
-    return {
-        "kind": "loss",
-        "tokens": len(targets),
-        "a": means[0],
-        "b": means[1],
-        **vars(difference),
-        **_most(rows, words, better=-1),
-    }
+    a, b = (float(each.mean()) for each in losses)
+    return {"kind": "loss", "tokens": len(targets), "a": a, "b": b, **vars(difference)}, rows
 
 
 def _translators(
-    runs: "Sequence[TranslationRun | Any]",
+    runs: Sequence[Any],
     text: Path | None,
     reference: Path | None,
-    words: int,
     quiet: bool,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The difference in BLEU, and in how often each word is right."""
     import numpy as np
 
     from drill.data import ParallelText
     from drill.data.parallel.word_tokenizer import LANGUAGES
     from drill.data.parallel.word_tokenizer import words as cut
-    from drill.report.analysis.paired_bootstrap import (
-        bleu_difference,
-        bleu_statistics,
-        corpus_bleu,
-        matched_words,
-        paired_bootstrap,
-    )
+    from drill.report.analysis import paired_bootstrap as bootstrap
 
     data = [run.settings.data for run in runs]
     if any(data[0][side] != data[1][side] for side in ("source", "target")):
@@ -156,16 +140,18 @@ def _translators(
     for run in runs:
         with Counter(run.folder.path.name, quiet) as progress:
             written.append(run.translate(pairs.source, progress=progress))
-    lines = [bleu_statistics(each, wanted, language) for each in written]
-    difference = paired_bootstrap(np.concatenate(lines, axis=1), bleu_difference)
+    lines = [bootstrap.bleu_statistics(each, wanted, language) for each in written]
+    difference = bootstrap.paired_bootstrap(
+        np.concatenate(lines, axis=1), bootstrap.bleu_difference
+    )
 
     def split(side: Sequence[str]) -> list[list[str]]:
         known = language in LANGUAGES
         return [list(cut(line, language)) if known else line.split() for line in side]
 
     references = split(wanted)
-    matched = [matched_words(split(each), references) for each in written]
-    total = matched_words(references, references)
+    matched = [bootstrap.matched_words(split(each), references) for each in written]
+    total = bootstrap.matched_words(references, references)
     rows = [
         {
             "word": word,
@@ -176,23 +162,8 @@ def _translators(
         }
         for word in total
     ]
-    return {
-        "kind": "bleu",
-        "lines": len(wanted),
-        "a": corpus_bleu(lines[0].sum(0)),
-        "b": corpus_bleu(lines[1].sum(0)),
-        **vars(difference),
-        **_most(rows, words, better=1),
-    }
-
-
-def _most(rows: list[dict[str, Any]], count: int, better: int) -> dict[str, list[dict[str, Any]]]:
-    """The words whose change is largest, in either direction; ``better``: the sign of a gain."""
-    found = {}
-    for name, sign in (("gained", better), ("lost", -better)):
-        changed = [row for row in rows if sign * row["change"] > 0]
-        found[name] = sorted(changed, key=lambda row: -sign * row["change"])[:count]
-    return found
+    a, b = (bootstrap.corpus_bleu(each.sum(0)) for each in lines)
+    return {"kind": "bleu", "lines": len(wanted), "a": a, "b": b, **vars(difference)}, rows
 
 
 def _print(names: Sequence[str], found: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jinja2
 
@@ -29,15 +29,11 @@ from drill.report.tables.result_tables import Result, T, grouped
 from drill.training.settings import recipe
 
 ADAPTED = "Dynamic evaluation and cache"
-SCRIPT = "plots.js"
-STYLES = ("colors.css", "plots.css", "page.css")
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
 
 Block = tuple[str, Any]
 """(kind, content): text, heading, table (caption, Table), figure (or None), samples, settings or
 faults."""
-Group = TypeVar("Group")
-Ledgers = Sequence[tuple[str, Sequence[ledger.Row]]]
 Accuracy = Mapping[str, Mapping[str, Sequence[AccuracyBand]]]
 
 
@@ -126,18 +122,15 @@ def write_page(
     """Write the HTML file; returns its path."""
     now = datetime.now(UTC) if now is None else now
     environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
 
     def read(name: str) -> str:
         return resources.files("drill.report.page").joinpath(name).read_text("utf-8")
 
-    script = read(SCRIPT)
+    script = read("plots.js")
     text = environment.from_string(read("page.html.jinja")).render(
-        style="".join(map(read, STYLES)),
+        style="".join(map(read, ("colors.css", "plots.css", "page.css"))),
         script=script,
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         generator=GENERATOR,
@@ -209,8 +202,8 @@ def _results(runs: Sequence[RunSummary]) -> Iterator[Block]:
 
 
 def _each(
-    groups: Sequence[tuple[str, Group]],
-    blocks: Callable[[Group, Mapping[str, str]], Iterator[Block]],
+    groups: Sequence[tuple[str, Any]],
+    blocks: Callable[[Any, Mapping[str, str]], Iterator[Block]],
     look: Mapping[str, str],
 ) -> Iterator[Block]:
     """The blocks of every group, under its name where there are several groups."""
@@ -277,7 +270,7 @@ def _accuracy(runs: Sequence[RunSummary], accuracy: Accuracy) -> Iterator[Block]
             yield "table", (caption, band_tables.accuracy_table(group, of=kind))
 
 
-def _ledgers(ledgers: Ledgers) -> Iterator[Block]:
+def _ledgers(ledgers: Sequence[tuple[str, Sequence[ledger.Row]]]) -> Iterator[Block]:
     """The seeds of a recipe are one curve with a band; one epoch is no curve."""
     for path, rows in ledgers:
         if len(ledgers) > 1:
