@@ -27,20 +27,13 @@ CHUNK = 512  # log-probabilities of so many tokens are computed at a time
 
 
 class LogProbRank(NamedTuple):
-    """Number of singular values above a tolerance.
+    """Number of singular values above a tolerance."""
 
-    tokens    N, rows of the matrix
-    labels    V, columns of the matrix
-    bound     k + 2 for one softmax over contexts of width k, which it cannot exceed; else None
-    absolute  above 1.0
-    relative  above 1e-6 of the largest
-    """
-
-    tokens: int
-    labels: int
-    bound: int | None
-    absolute: int
-    relative: int
+    tokens: int  # N, rows of the matrix
+    labels: int  # V, columns of the matrix
+    bound: int | None  # k + 2 for one softmax over contexts of width k, which it cannot exceed
+    absolute: int  # above 1.0
+    relative: int  # above 1e-6 of the largest
 
 
 @torch.no_grad()

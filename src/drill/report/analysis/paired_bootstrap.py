@@ -69,10 +69,9 @@ def loss_difference(sums: Floats) -> Floats:
 
 
 def line_losses(a: Floats, b: Floats, targets: NDArray[Any], end: int) -> Floats:
-    """Columns for ``loss_difference``, a row for each line; losses and targets are (N,).
+    """Columns for ``loss_difference``, a row for each line, which the id ``end`` ends.
 
-    Args:
-        end: the id that ends a line.
+    Losses and targets are (N,).
     """
     line = np.cumsum(targets == end) - (targets == end)
     return np.stack([np.bincount(line, weights=w) for w in (a, b, np.ones(len(line)))], axis=1)

@@ -31,18 +31,12 @@ Label = TypeVar("Label", bound=Hashable)
 
 @dataclass(frozen=True)
 class AccuracyBand(CountRange):
-    """How many words of a band translations get right.
+    """How many words of a band translations get right."""
 
-    types    distinct words of the band in the references
-    wanted   their occurrences there
-    written  occurrences of the band's words in the translations
-    matched  those that both share, sentence by sentence
-    """
-
-    types: int
-    wanted: int
-    written: int
-    matched: int
+    types: int  # distinct words of the band in the references
+    wanted: int  # their occurrences there
+    written: int  # occurrences of the band's words in the translations
+    matched: int  # those that both share, sentence by sentence
 
     @property
     def precision(self) -> float:
@@ -99,10 +93,7 @@ def word_accuracy(
 
 def word_counts(lines: Iterable[str], language: str = "de") -> Counter[str]:
     """How often each word occurs in a text, cut by ``words``."""
-    counts: Counter[str] = Counter()
-    for line in lines:
-        counts.update(words(line, language))
-    return counts
+    return Counter(word for line in lines for word in words(line, language))
 
 
 def word_bands(

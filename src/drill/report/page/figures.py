@@ -35,23 +35,16 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Figure:
-    """Args:
-    title: read aloud by screen readers.
-    legend: (name, classes) in the order of the names in ``rows``.
-    columns: of ``rows``: name, x, y, and for lines ``lowest``, ``highest``, ``averaged``.
-    kind: ``lines`` or ``bars``.
-    whole: ticks of x at integers only, unless the view is narrower than 2.
-    linear: starts with linear axes, and no value is cut off.
-    """
+    """What plots.js draws."""
 
-    title: str
-    legend: Sequence[tuple[str, str]]
-    columns: Sequence[str]
+    title: str  # read aloud by screen readers
+    legend: Sequence[tuple[str, str]]  # (name, classes) in the order of the names in ``rows``
+    columns: Sequence[str]  # name, x, y, and for lines ``lowest``, ``highest``, ``averaged``
     rows: Sequence[Sequence[str]]
     caption: str
-    kind: str = "lines"
-    whole: bool = False
-    linear: bool = False
+    kind: str = "lines"  # or "bars"
+    whole: bool = False  # ticks of x at integers only, unless the view is narrower than 2
+    linear: bool = False  # starts with linear axes, and no value is cut off
 
     @property
     def data(self) -> str:
@@ -232,11 +225,7 @@ def _line_figure(
 ) -> Figure | None:
     """A line for each name: its curve, or the mean of its curves with their range.
 
-    Args:
-        averaged: x of the first point of averaged weights.
-
-    Returns:
-        None where no line has a point.
+    ``averaged`` is the x of the first point of averaged weights. None: no line has a point.
     """
     lines: dict[str, Sequence[Sequence[float]]] = {
         name: group[0] if len(group) == 1 else mean_and_range(group)

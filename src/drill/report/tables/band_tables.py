@@ -194,12 +194,9 @@ def by_references(
 
 
 def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word") -> Table:
-    """F1 of the words of each band in percent.
+    """F1 of each band in percent; ``of`` is ``word`` or ``subword``.
 
     One model has precision and recall too; of several, each has its difference to the first.
-
-    Args:
-        of: ``word`` or ``subword``.
     """
     base, *compared = bands
     rows = []
