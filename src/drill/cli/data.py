@@ -142,9 +142,9 @@ def data(
         return
     demo = recipe(DEMO).data["min_count"]
     remark = share_of_unknown(found, vocabulary, ids, min_count)
-    for line in (
+    typer.echo(
         f"counted with --min-count {min_count}; `drill train` takes the recipe's "
-        f"data.min_count, {demo} in {DEMO}",
-        *([] if remark is None else [remark]),
-    ):
-        typer.echo(line)
+        f"data.min_count, {demo} in {DEMO}"
+    )
+    if remark is not None:
+        typer.echo(remark)

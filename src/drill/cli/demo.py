@@ -99,25 +99,20 @@ def demo(
     )
     shown.print(f"\n{duration(time.monotonic() - start)} in total. Open {page}, then try:")
     program = ["drill"] if shutil.which("drill") else [sys.executable, "-m", "drill"]
-    for words in next_commands(runs):
+    deeper = str(runs / RECIPES[1])
+    for words in (
+        ["play", str(runs / RECIPES[0]), deeper],
+        ["generate", deeper, "--prompt", "And God said", "--temperature", "0.8"],
+        ["cache", deeper, "--search"],
+        ["recipes"],
+        ["train", RECIPES[1], "--name", "deeper", "--set", "layer.depth=4"],
+    ):
         shown.print(f"  {shlex.join([*program, *words])}", soft_wrap=True)
     shown.print(
         "To train on your own text, a folder or a file, give the last command another --name\n"
         "and add --set data.corpus=PATH; a small text needs --set training.epochs=20 too, see\n"
         "docs/language-models.md."
     )
-
-
-def next_commands(runs: Path) -> list[list[str]]:
-    """Commands to try after the demo, as they are."""
-    deep = str(runs / RECIPES[1])
-    return [
-        ["play", str(runs / RECIPES[0]), deep],
-        ["generate", deep, "--prompt", "And God said", "--temperature", "0.8"],
-        ["cache", deep, "--search"],
-        ["recipes"],
-        ["train", RECIPES[1], "--name", "deeper", "--set", "layer.depth=4"],
-    ]
 
 
 def _comparison(

@@ -224,6 +224,15 @@ def descriptions() -> dict[str, dict[str, str]]:
 # -- drill layers ---------------------------------------------------------------------------------
 
 
+LEGEND = """
+own parameters: without the embedding E, which belongs to the encoder
+train: FLOPs of one training step; x tied: relative to the tied layer
+infer: FLOPs of the logits of N tokens, with the labels encoded beforehand
+folds: after training, fold() replaces the layer by one nn.Linear on g_in(h)
+layers below deep-residual wrap another one, here tied
+of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state"""
+
+
 def layers(
     vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, vocabulary size.")] = 10_000,
     width: Annotated[int, typer.Option(min=1, max=10**5, help="d, embedding size.")] = 400,
@@ -246,8 +255,6 @@ def layers(
     from drill.layers.cost import FORMULAE, cost, example_layers
 
     hidden, joint = hidden or width, joint or width
-    sizes = {"vocabulary": vocabulary, "width": width, "hidden": hidden, "tokens": tokens}
-    sizes |= {"depth": depth, "experts": experts, "joint": joint}
     built = example_layers(vocabulary, width, hidden, depth=depth, experts=experts, joint=joint)
     costs = {name: cost(layer, tokens) for name, layer in built.items()}
     rows = [
@@ -262,22 +269,10 @@ def layers(
         for name in built
     ]
     if as_json:
+        sizes = {"vocabulary": vocabulary, "width": width, "hidden": hidden, "tokens": tokens}
+        sizes |= {"depth": depth, "experts": experts, "joint": joint}
         typer.echo(json.dumps({**sizes, "layers": rows}, indent=2))
-    else:
-        _print_costs(sizes, rows)
-
-
-LEGEND = """
-own parameters: without the embedding E, which belongs to the encoder
-train: FLOPs of one training step; x tied: relative to the tied layer
-infer: FLOPs of the logits of N tokens, with the labels encoded beforehand
-folds: after training, fold() replaces the layer by one nn.Linear on g_in(h)
-layers below deep-residual wrap another one, here tied
-of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state"""
-
-
-def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
-
+        return
     headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
     cells = [
         [
@@ -292,18 +287,15 @@ def _print_costs(sizes: dict[str, int], rows: list[dict[str, Any]]) -> None:
     ]
     table = plain_table([*headings, "infer\nGFLOP", "folds"], cells, left=3, padding=(0, 1, 0, 0))
     console = Console(highlight=False, width=200)  # numbers must not be cut
-    V, d, h, N = (f"{sizes[name]:,}" for name in ["vocabulary", "width", "hidden", "tokens"])
-    console.print(f"V = {V} labels, d = {d}, d_h = {h}, N = {N} tokens a step\n")
+    console.print(f"V = {vocabulary:,} labels, d = {width:,}, d_h = {hidden:,}", end=", ")
+    console.print(f"N = {tokens:,} tokens a step\n")
     console.print(table)
     console.print(LEGEND)
     console.print(
-        f"shown with --depth {sizes['depth']}, --experts {sizes['experts']} of mixture and "
-        f"--joint {sizes['joint']:,} of dual"
+        f"shown with --depth {depth}, --experts {experts} of mixture and --joint {joint:,} of dual"
     )
-    if narrow := [
-        row["layer"] for row in rows if row["hidden"] == sizes["width"] != sizes["hidden"]
-    ]:
-        console.print(f"shown for d_h = d = {d}, which they require: {', '.join(narrow)}")
+    if narrow := [row["layer"] for row in rows if row["hidden"] == width != hidden]:
+        console.print(f"shown for d_h = d = {width:,}, which they require: {', '.join(narrow)}")
 
 
 def _giga(flops: int) -> str:

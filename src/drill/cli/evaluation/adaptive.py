@@ -213,7 +213,8 @@ def _check_carries_state(what: str, run: "LanguageModelRun") -> None:
 def _note_batch_size(run: Path, texts: "Sequence[EvaluatedText]", as_json: bool) -> None:
     for text in texts:
         if text.batch_size != 1 and not as_json:
-            words = ["drill", "evaluate", str(run), *text.options, "--batch-size", "1"]
+            option = "--text" if "text" in text.row else "--split"
+            words = ["drill", "evaluate", str(run), option, text.name, "--batch-size", "1"]
             note(
                 f"{text.name}: training and `drill evaluate` use batch size {text.batch_size}, "
                 f"this 1; compare with `{shlex.join(words)}`"

@@ -52,22 +52,18 @@ class EvaluatedText(NamedTuple):
     ids: NDArray[Any]  # (N,)
     batch_size: int  # of plain evaluation
     row: Row  # what a row says about the text
-    options: tuple[str, ...]  # of `drill evaluate`, to read it again
 
 
-class Evaluation(NamedTuple):
-    """What a command evaluates; ``add`` prints and saves a row and its text."""
-
-    run: LanguageModelRun
-    texts: list[EvaluatedText]
-    autocast: torch.dtype | None
-    add: Callable[[Row, str], None]
+AddRow = Callable[[Row, str], None]
+"""Prints and saves a row; the second argument is its text."""
+Evaluation = tuple[LanguageModelRun, list[EvaluatedText], torch.dtype | None, AddRow]
+"""(run, texts, autocast, add): what a command evaluates."""
 
 
 @contextmanager
 def evaluation_rows(
     run: LanguageModelRun | TranslationRun, precision: str, as_json: bool
-) -> Iterator[Callable[[Row, str], None]]:
+) -> Iterator[AddRow]:
     """Yields a function that prints a row, as JSON or as its text, and saves it in the run folder.
 
     An infinite perplexity is a result too, but an error at the end of the block.
@@ -120,7 +116,7 @@ def evaluation(
         as_settings_error(),
         evaluation_rows(run, resolve_precision(chosen, place), as_json) as add,
     ):
-        yield Evaluation(run, _texts(run, split, text), autocast, add)
+        yield run, _texts(run, split, text), autocast, add
 
 
 def _texts(
@@ -135,7 +131,6 @@ def _texts(
             getattr(run.ids, split),
             sizes["test_batch_size" if split == "test" else "valid_batch_size"],
             {"split": split},
-            ("--split", split),
         )
         for split in splits or ("valid", "test")
     ]
@@ -154,8 +149,7 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
         )
         note_if_unk_is_untrained(vocabulary)
     row: Row = {"split": OWN_FILES, "text": str(path), "sha256": digest(path, "sha256")}
-    row["unknown"] = unknown
-    return EvaluatedText(str(path), ids, batch_size, row, ("--text", str(path)))
+    return EvaluatedText(str(path), ids, batch_size, row | {"unknown": unknown})
 
 
 def evaluate_plain(

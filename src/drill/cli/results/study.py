@@ -59,11 +59,12 @@ def study(
     for option, value in (("--time-to", time_to), ("--html", html)):
         if value and not report:
             raise SettingsError(f"{option}: needs --report")
-    if report and html is not None:
-        typer.echo(f"wrote {write_study_page(States(wanted, results, None), html, time_to or ())}")
-        return
     if report:
-        typer.echo(study_report(States(wanted, results, None), time_to or ()))
+        states = States(wanted, results, None)
+        if html is None:
+            typer.echo(study_report(states, time_to or ()))
+        else:
+            typer.echo(f"wrote {write_study_page(states, html, time_to or ())}")
         return
     if status:
         console().print(status_table(States(wanted, results, runs)))

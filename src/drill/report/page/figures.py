@@ -86,11 +86,10 @@ class Curve:
 
     @classmethod
     def of_run(cls, run: RunSummary) -> "Curve":
-        averaged = [each.done for each in run.curve if each.averaged]
         return cls(
             [(each.done, each.valid) for each in run.validations],
             best_so_far((each.elapsed, each.valid) for each in run.validations),
-            averaged[0] if averaged else None,
+            next((each.done for each in run.curve if each.averaged), None),
             [(each.done, each.train) for each in run.training if each.train is not None],
         )
 
