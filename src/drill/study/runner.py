@@ -21,7 +21,7 @@ from drill.training.signals import GracefulShutdown
 
 PROGRAM = (sys.executable, "-m", "drill")
 POLL = 0.2  # seconds between checks of running jobs
-PROGRESS_SECONDS = 60.0  # seconds between lines on how far the study is
+PROGRESS_SECONDS = 60.0  # between lines on how far the study is
 
 
 @dataclass

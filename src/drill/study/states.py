@@ -1,6 +1,5 @@
 """Which jobs of a study are done: read from its ledger, and from run folders for the weights."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -28,14 +27,11 @@ class States:
     def __init__(self, plan: Plan, ledger: Path, runs: Path | None) -> None:
         self.plan = plan
         self.runs = runs
-        rows = read(ledger) if ledger.exists() else []
         self._results: dict[tuple[str, int | None, str | None], list[Row]] = {}
-        for row in rows:
+        for row in read(ledger) if ledger.exists() else ():
             self._results.setdefault((row.name, row.seed, _identity(row)), []).append(row)
-        failures = read_failures(ledger) if ledger.exists() else []
-        self._failures = {
-            (each.name, each.seed, each.identity, each.stage): each for each in failures
-        }
+        failures = read_failures(ledger) if ledger.exists() else ()
+        self._failures = {(f.name, f.seed, f.identity, f.stage): f for f in failures}
 
     def results(self, job: Job) -> list[Row]:
         """Rows of the run that a job trains or evaluates, oldest first; partial ones too."""
@@ -100,7 +96,9 @@ class States:
             return mean(own) / 60
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
         if limit is not None:
-            return limit + self._start_up(list(done)) / 60
+            rows = [row for each in done if (row := self.result(each)) is not None]
+            start_up = [max(0.0, _wall(row) - (row.seconds or 0.0)) for row in rows]
+            return limit + mean(start_up or [0.0]) / 60
         return mean(done.values()) / 60 if done else None
 
     def _seconds(self, job: Job) -> float | None:
@@ -110,11 +108,6 @@ class States:
         if job.trains:
             return max(row.seconds or 0.0, _wall(row))
         return sum(each.get("seconds", 0.0) for each in stage_results(row, job.stage))
-
-    def _start_up(self, done: Sequence[Job]) -> float:
-        """Mean seconds that training jobs took besides training."""
-        rows = [row for job in done if (row := self.result(job)) is not None]
-        return mean([max(0.0, _wall(row) - (row.seconds or 0.0)) for row in rows] or [0.0])
 
 
 def _wall(row: Row) -> float:
