@@ -150,7 +150,7 @@ def print_scores(
             _name_unknown([*unknown], at_most=NAMED_AT_MOST)
         if unknown:
             note_if_unk_is_untrained(loaded.vocabulary)
-        if infinite:  # printed, but no success: see check_finite
+        if infinite:  # printed, but no success: see evaluation_rows
             raise DataError(
                 f"line {infinite}: the perplexity is infinite: {ZERO_PROBABILITY}",
                 key=name_of(file),

@@ -88,8 +88,7 @@ def train(
         if folder in failed:
             continue
         with nullcontext() if alone else _continue_after_error(folder, failed):
-            if not _train(settings, folder, device, quiet):
-                raise typer.Exit(130)
+            _train(settings, folder, device, quiet)
     if failed:
         note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
         raise typer.Exit(1)
@@ -142,12 +141,11 @@ def finetune(
         settings = resolve_settings(apply_changes(tables, change))
     run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
-    if not _train(settings, folder, device, quiet):
-        raise typer.Exit(130)
+    _train(settings, folder, device, quiet)
 
 
-def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool:
-    """Train; False if interrupted, also in the last seconds of a run that finished."""
+def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None:
+    """Train; exits with 130 if interrupted, also in the last seconds of a run that finished."""
     from drill import tasks
 
     main = _is_main_process()
@@ -170,7 +168,8 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> bool
         _print_outcome(outcome, folder)
         if outcome.finished and outcome.out_of_time and not quiet:
             note("ended by training.max_minutes; set a larger one to continue")
-    return outcome.finished and not outcome.interrupted
+    if not outcome.finished or outcome.interrupted:
+        raise typer.Exit(130)
 
 
 def _is_main_process() -> bool:

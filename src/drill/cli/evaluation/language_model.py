@@ -79,7 +79,8 @@ def evaluation_rows(
             infinite.append(row)
 
     yield add
-    for row in infinite:
+    if infinite:
+        row = infinite[0]
         hint = HINTS.get(row["kind"], ZERO_PROBABILITY)
         raise SettingsError(
             f"the perplexity is infinite (loss {row['loss']:.4g}): {hint}",
