@@ -22,8 +22,7 @@ PACKAGES = [
 # Classes that users call methods of; layers share those of OutputLayer.
 METHODS = """drill.OutputLayer drill.language_modeling.run.LanguageModelRun
 drill.translation.run.TranslationRun drill.models.LanguageModel drill.models.Translator
-drill.models.Transformer drill.data.Corpus drill.data.Vocabulary drill.data.Subwords
-drill.data.ParallelText drill.data.PairBatches"""
+drill.models.Transformer"""
 
 
 def named(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
+from typing import Any
 
 from drill.errors import DataError
 
@@ -21,6 +22,14 @@ def check_packages(who_needs: str, *packages: str) -> None:
     """
     if _missing(packages):
         raise missing_packages(who_needs, *packages)
+
+
+def import_optional(module: str, who_needs: str, *packages: str) -> Any:
+    """A module of optional packages; DataError as in ``check_packages`` if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise missing_packages(who_needs, *packages) from None
 
 
 def missing_packages(who_needs: str, *packages: str) -> DataError:

@@ -6,14 +6,13 @@ p_n is the share of the n-grams of c words that are also in the references of r 
 with its signature.
 """
 
-import importlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from drill.data.optional_packages import missing_packages
+from drill.data.optional_packages import import_optional
 from drill.data.parallel.word_tokenizer import tokenizer_name, words
 from drill.errors import DataError
 
@@ -147,7 +146,4 @@ def _works(tokenize: str) -> bool:
 
 def sacrebleu() -> Any:
     """The library, which is optional."""
-    try:
-        return importlib.import_module("sacrebleu")
-    except ImportError:
-        raise missing_packages("BLEU and chrF need", "sacrebleu") from None
+    return import_optional("sacrebleu", "BLEU and chrF need", "sacrebleu")

@@ -102,15 +102,7 @@ class PairBatches:
         return -(-(len(self._bounds) - 1) // self.size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
-        """The batches of an epoch.
-
-        Args:
-            epoch: its number, which decides the order.
-            start: the first batch.
-
-        Returns:
-            An iterator over the batches ``start``, ``start + 1``, ...
-        """
+        """The batches ``start``, ``start + 1``, ... of an epoch, whose number decides the order."""
         known = f"in 0 to {len(self)}"
         check_value(0 <= start <= len(self), "PairBatches: start", known, start, DataError)
         # The legacy generator: its numbers stay the same in every version of numpy.
@@ -146,14 +138,7 @@ class PairBatches:
         return order[np.lexsort((excess, longer))]
 
     def batch(self, indices: NDArray[np.int64]) -> PairBatch:
-        """Pairs as one batch.
-
-        Args:
-            indices: (B,), of the pairs, in this order.
-
-        Returns:
-            The batch.
-        """
+        """The pairs ``indices`` (B,) as one batch, in this order."""
         count = len(self.pairs)
         source = self._padded(indices, self._source[indices], PAD)
         target_out = self._padded(count + indices, self._target[indices], IGNORE_INDEX)

@@ -36,15 +36,7 @@ class ParallelText:
 
     @classmethod
     def from_files(cls, source: Path | str, target: Path | str) -> "ParallelText":
-        """Two files of UTF-8, plain or packed with gzip or xz, as their first bytes say.
-
-        Args:
-            source: path of the source text.
-            target: path of the target text, with as many lines.
-
-        Returns:
-            The text.
-        """
+        """Two files of UTF-8 with as many lines, plain or packed with gzip or xz."""
         texts = read_lines(Path(source)), read_lines(Path(target))
         counts = [len(lines) for lines in texts]
         if counts[0] != counts[1]:
@@ -59,14 +51,7 @@ class ParallelText:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "ParallelText":
-        """Both sides from pairs of lines.
-
-        Args:
-            pairs: (source, target).
-
-        Returns:
-            The text.
-        """
+        """Both sides from pairs (source, target) of lines."""
         both = list(pairs)
         return cls([source for source, _ in both], [target for _, target in both])
 

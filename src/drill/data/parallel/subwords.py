@@ -5,7 +5,6 @@ so there is no unknown word and every text comes back exactly as it was.
 """
 
 import hashlib
-import importlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.data.cache import cache_key, cached
-from drill.data.optional_packages import missing_packages
+from drill.data.optional_packages import import_optional
 from drill.errors import DataError, check_value
 from drill.files import atomic_write, read_json
 
@@ -167,14 +166,7 @@ class Subwords:
         return f"Subwords({len(self)} pieces)"
 
     def encode(self, line: str) -> list[int]:
-        """Ids of a line, without begin or end.
-
-        Args:
-            line: of text.
-
-        Returns:
-            Its ids; none for an empty line.
-        """
+        """Ids of a line, without begin or end; none for an empty line."""
         return self._encode([line])[0]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
@@ -182,12 +174,6 @@ class Subwords:
 
         No piece reaches over a space that stands alone, so a word after one has the same ids in
         every line and is encoded once. Lines with other white space are encoded as a whole.
-
-        Args:
-            lines: of text.
-
-        Returns:
-            The ids of each line.
         """
         if len(self._known) > MOST_KNOWN:
             self._known = {}
@@ -221,50 +207,25 @@ class Subwords:
         return [each.ids for each in found]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; begin, end and padding are left out.
+        """The text of ids, without begin, end and padding.
 
-        Args:
-            ids: of pieces.
-
-        Returns:
-            The text; U+FFFD stands for bytes that are no whole characters.
+        U+FFFD stands for bytes that are no whole characters.
         """
         checked = [self._checked(int(each)) for each in ids]
         text: str = self._tokenizer.decode(checked, skip_special_tokens=True)
         return text
 
     def piece(self, index: int) -> str:
-        """How the library writes a piece: one sign per byte, ``Ġ`` for a space.
-
-        Args:
-            index: its id.
-
-        Returns:
-            The piece.
-        """
+        """How the library writes a piece: one sign per byte, ``Ġ`` for a space."""
         name: str = self._tokenizer.id_to_token(self._checked(index))
         return name
 
     def piece_bytes(self, index: int) -> bytes:
-        """The bytes that a piece stands for.
-
-        Args:
-            index: its id.
-
-        Returns:
-            The bytes; none for begin, end and padding.
-        """
+        """The bytes that a piece stands for; none for begin, end and padding."""
         return bytes(BYTES[sign] for sign in self.piece(index)) if index >= len(SPECIAL) else b""
 
     def display(self, index: int) -> str:
-        """A piece for people.
-
-        Args:
-            index: its id.
-
-        Returns:
-            Text with ``▁`` for a space; ``<0xC3>`` for a byte that is no whole character.
-        """
+        """A piece for people: ``▁`` for a space, ``<0xC3>`` for a byte that is no character."""
         raw = self.piece_bytes(index)
         if not raw:
             return self.piece(index)
@@ -279,32 +240,17 @@ class Subwords:
         return index
 
     def description(self) -> str:
-        """What ``Subwords(description)`` makes these subwords of.
-
-        Returns:
-            JSON of the tokenizers library.
-        """
+        """What ``Subwords(description)`` makes these subwords of."""
         text: str = self._tokenizer.to_str()
         return text
 
     def save(self, path: Path | str) -> None:
-        """Write ``description`` atomically, as a tokenizer.json of the tokenizers library.
-
-        Args:
-            path: of the file.
-        """
+        """Write ``description`` atomically, as a tokenizer.json of the tokenizers library."""
         atomic_write(Path(path), self.description().encode("utf-8"))
 
     @classmethod
     def load(cls, path: Path | str) -> "Subwords":
-        """Read what ``save`` wrote; any other file raises DataError.
-
-        Args:
-            path: of the file.
-
-        Returns:
-            The subwords.
-        """
+        """Read what ``save`` wrote; any other file raises DataError."""
         content = read_json(Path(path), "subwords")
         try:
             return cls(json.dumps(content))
@@ -339,7 +285,4 @@ BYTES = _byte_values()
 
 
 def _library() -> Any:
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError:
-        raise missing_packages("subwords need", "tokenizers") from None
+    return import_optional("tokenizers", "subwords need", "tokenizers")

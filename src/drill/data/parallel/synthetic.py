@@ -6,7 +6,6 @@ values are so many that the sentences it is tested on are new to it.
 """
 
 import hashlib
-import importlib
 from collections.abc import Callable, Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -14,7 +13,7 @@ from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
-from drill.data.optional_packages import missing_packages
+from drill.data.optional_packages import import_optional
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.text.corpora import SPLITS
 from drill.errors import DataError, check_value
@@ -105,18 +104,16 @@ class Writer:
     """Values in English and German, in digits and in words."""
 
     def __init__(self) -> None:
-        try:
-            self._num2words: Any = importlib.import_module("num2words").num2words
-            self._dates: Any = importlib.import_module("babel.dates")
-            self._numbers: Any = importlib.import_module("babel.numbers")
-        except ImportError:
-            who_needs = "the corpus of numbers and dates needs"
-            raise missing_packages(who_needs, "num2words", "babel") from None
-        self.words = cache(self._words)
+        modules = (
+            import_optional(name, "the corpus of numbers and dates needs", "num2words", "babel")
+            for name in ("num2words", "babel.dates", "babel.numbers")
+        )
+        self._words, self._dates, self._numbers = modules
 
-    def _words(self, number: int, kind: str = "cardinal") -> Pair:
-        english, german = (self._num2words(number, lang=lang, to=kind) for lang in ("en", "de"))
-        return english, german
+    @cache  # noqa: B019 - there is one writer
+    def words(self, number: int, kind: str = "cardinal") -> Pair:
+        written = self._words.num2words
+        return written(number, lang="en", to=kind), written(number, lang="de", to=kind)
 
     def digits(self, number: int | Decimal) -> Pair:
         return self._both(self._numbers.format_decimal, number)

