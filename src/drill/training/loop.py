@@ -142,7 +142,6 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         save()
     if not resumed and world.rank > 0:
         torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
-    speed = Speed(state)
     agree_every = 1 if world.size == 1 else AGREE_EVERY
     saved = shown = time.monotonic()
 
@@ -152,20 +151,20 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         saving_best(task),
     ):
         task.prepare(autocast)
-        watch = _watch(speed, progress, shutdown)
+        reporter = Reporter(task, progress, shutdown)
 
         # validate the initial weights
         if options.validate_first and state.step == 0 and state.best is None:
             state.epoch = 0
             try:
-                row = _validate(task, watch)
+                row = _validate(task, reporter.watch)
             except Interrupted:
                 state.epoch = 1
                 save()
                 return _unfinished(state, shutdown)
-            _report(task, progress, speed.report(row | {"kind": "epoch"}))
+            reporter.report(row | {"kind": "epoch"})
             state.next_epoch()
-            speed.restart()
+            reporter.restart()
 
         model.train()
         batches, async_loss = task.batches(), AsyncLoss(task.device)
@@ -189,7 +188,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 loss = async_loss(state, world)
                 if loss is not None:
                     state.loss = finite(loss, task)
-                _report(task, progress, speed.report())
+                reporter.report()
 
             # validate
             epoch_done, every = state.epoch_done(), options.validate_every
@@ -199,7 +198,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 check_damaged(task)
                 state.tick_training()
                 try:
-                    row = _validate(task, watch)
+                    row = _validate(task, reporter.watch)
                 except Interrupted:
                     state.validation_pending = True
                     save()
@@ -207,12 +206,12 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
                     state.stopper.update(row["valid_loss"])
                 row["kind"] = "epoch" if epoch_done else "validation"
-                _report(task, progress, speed.report(row))
+                reporter.report(row)
                 if epoch_done:
                     optimizer.epoch_ended(row["valid_loss"])
                     state.next_epoch()
                     batches, async_loss = task.batches(), AsyncLoss(task.device)
-                speed.restart()
+                reporter.restart()
             if not agreed or state.is_done():
                 continue
 
@@ -232,7 +231,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         result = None
         if world.first or task.sharded:
             with suppress(Interrupted):  # all is saved: the same command tests again
-                result = task.test(watch)
+                result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
         ended = _finished(state, valid, test, state.elapsed)
         late = world.any(shutdown.requested)
@@ -261,11 +260,17 @@ def _validate(task: Task, watch: Watch) -> dict[str, Any]:
     return state.metrics(score, lr=lr, averaged=averaged, best=better) | more
 
 
-class Speed:
-    """How fast a run trains, and how long the rest will take."""
+class Reporter:
+    """Shows how far a run is and how fast it trains; writes the lines of validations."""
 
-    def __init__(self, state: TrainingState) -> None:
-        self.state = state
+    def __init__(
+        self,
+        task: Task,
+        progress: Callable[[Progress], None] | None,
+        shutdown: GracefulShutdown,
+    ) -> None:
+        self.task, self.state, self.shutdown = task, task.state, shutdown
+        self.progress = progress if task.world.first else None
         self.restart()
 
     def restart(self) -> None:
@@ -273,7 +278,28 @@ class Speed:
         self._progress, self._tokens = self.state.progress(), self.state.tokens
         self._time = time.monotonic()
 
-    def report(self, row: dict[str, Any] | None = None) -> Progress:
+    def report(self, row: dict[str, Any] | None = None) -> None:
+        """Show the progress; ``row`` is the line of a validation."""
+        if row is not None and self.task.world.first:
+            self.task.run.append(row)
+        if self.progress is not None:
+            self.progress(self._measure(row))
+
+    def watch(self, work: str) -> Callable[[int, int], None]:
+        """Shows other work a few times a second, and ends it when an interrupt came."""
+        shown = time.monotonic()
+
+        def count(done: int, total: int) -> None:
+            nonlocal shown
+            if self.shutdown.requested:
+                raise Interrupted
+            if self.progress is not None and time.monotonic() - shown >= SHOW_EVERY:
+                shown = time.monotonic()
+                self.progress(replace(self._measure(), work=work, share=done / total))
+
+        return count
+
+    def _measure(self, row: dict[str, Any] | None = None) -> Progress:
         state, progress = self.state, self.state.progress()
         seconds = max(1e-9, time.monotonic() - self._time)
         return Progress(
@@ -286,38 +312,6 @@ class Speed:
             seconds_left=max(0.0, 1.0 - progress) * seconds / max(1e-9, progress - self._progress),
             row=row,
         )
-
-
-def _watch(
-    speed: Speed, progress: Callable[[Progress], None] | None, shutdown: GracefulShutdown
-) -> Watch:
-    """Reports work a few times a second, and ends it when an interrupt came."""
-
-    def watch(work: str) -> Callable[[int, int], None]:
-        shown = time.monotonic()
-
-        def count(done: int, total: int) -> None:
-            nonlocal shown
-            if shutdown.requested:
-                raise Interrupted
-            if progress is None or time.monotonic() - shown < SHOW_EVERY:
-                return
-            shown = time.monotonic()
-            progress(replace(speed.report(), work=work, share=done / total))
-
-        return count
-
-    return watch
-
-
-def _report(task: Task, progress: Callable[[Progress], None] | None, report: Progress) -> None:
-    """The main process writes the line of metrics and shows the progress."""
-    if not task.world.first:
-        return
-    if report.row is not None:
-        task.run.append(report.row)
-    if progress is not None:
-        progress(report)
 
 
 def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
@@ -404,18 +398,12 @@ def check_damaged(task: Task) -> None:
 
 @contextmanager
 def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
-    """Raise NaN found by an evaluation inside as Diverged.
-
-    Args:
-        what: what is evaluated, for the message.
-        if_stalled: a hint for a kernel that stalled.
-    """
+    """Raise NaN in the evaluation of ``what`` as Diverged, with a hint for a stalled kernel."""
     try:
         yield
-    except FloatingPointError as error:
-        raise Diverged(f"{what}: {error}") from None
-    except Stalled as error:
-        raise Diverged(f"{what}: {error}{if_stalled}") from None
+    except (FloatingPointError, Stalled) as error:
+        hint = if_stalled if isinstance(error, Stalled) else ""
+        raise Diverged(f"{what}: {error}{hint}") from None
 
 
 @contextmanager

@@ -22,7 +22,6 @@ def matmul_precision(precision: Precision, device: torch.device) -> Iterator[tor
     """Set how float32 products are computed inside; yields the dtype of autocast, if any."""
     known = get_args(Precision)
     check_value(precision in known, "precision", f"one of {', '.join(known)}", precision)
-    precision = _resolved(precision, device)
     dtype = autocast_dtype(precision, device)
     backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [each.allow_tf32 for each in backends]
@@ -41,20 +40,15 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
 
     ``auto`` is bfloat16 on GPUs with bfloat16 units, tf32 elsewhere.
     """
-    precision = _resolved(precision, device)
+    if precision == "auto":
+        fits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        precision = "bfloat16" if fits else "tf32"
     return "float32" if precision == "tf32" and device.type != "cuda" else precision
 
 
 def for_dynamic_evaluation(precision: Precision, device: torch.device) -> Precision:
     """The same, but tf32 for bfloat16, which is too coarse for its small steps."""
     return "tf32" if resolve_precision(precision, device) == "bfloat16" else precision
-
-
-def _resolved(precision: Precision, device: torch.device) -> Precision:
-    if precision != "auto":
-        return precision
-    fits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    return "bfloat16" if fits else "tf32"
 
 
 def current_precision(device: torch.device) -> str:

@@ -47,9 +47,9 @@ class Limits:
     max_steps: int | None
     minutes: float | None
 
-    def time_fraction(self, state: "TrainingState") -> float:
-        """The share of the time that is used up."""
-        return 0.0 if self.minutes is None else state.limited_seconds() / (60.0 * self.minutes)
+    def time_fraction(self, seconds: float) -> float:
+        """The share of the time that so many seconds are."""
+        return 0.0 if self.minutes is None else seconds / (60.0 * self.minutes)
 
 
 @dataclass(kw_only=True)
@@ -115,12 +115,10 @@ class TrainingState(abc.ABC):
         self.tick()
         self.training_seconds += self.seconds - before
 
-    def limited_seconds(self) -> float:
-        """Seconds of the run up to now, as its limit counts them."""
-        return self.elapsed - self.test_seconds + time.monotonic() - self._ticked
-
     def agree_on_time(self, world: World) -> None:
-        self.time_fraction = world.all_reduce_max(self.limits.time_fraction(self))
+        """How much of the time is used up, by the process that has used most."""
+        seconds = self.elapsed - self.test_seconds + time.monotonic() - self._ticked
+        self.time_fraction = world.all_reduce_max(self.limits.time_fraction(seconds))
 
     # -- progress and limits ----------------------------------------------------------------------
 
@@ -139,8 +137,8 @@ class TrainingState(abc.ABC):
 
     def complete(self) -> bool:
         """Whether all epochs or updates are trained, or as many as ``patience`` allows."""
-        updates = self.limits.max_steps
-        enough = updates is not None and self.step >= updates
+        most = self.limits.max_steps
+        enough = most is not None and self.step >= most
         return enough or self.epoch > self.limits.epochs or self.stopped()
 
     def limit_reached(self) -> bool:
@@ -335,11 +333,7 @@ class TrainingState(abc.ABC):
 
 
 def _check_same_step(step: int, run: RunFolder, world: World) -> None:
-    """Raise if processes read different checkpoints: they would wait for each other forever.
-
-    Args:
-        step: of the checkpoint; -1 without one.
-    """
+    """Raise if processes read different checkpoints: they would wait for each other forever."""
     steps = sorted({int(each) for each in world.all_gather(torch.tensor(step))})
     if len(steps) > 1:
         read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from drill.errors import check_value
@@ -158,11 +157,8 @@ class WeightAverage:
         tail  share_n = 1 / n                         the mean of all iterates
         ema   share_n = (1 - decay) / (1 - decay^n)   exponential, bias-corrected
 
-    Both start with a_1 = w_1. Training continues from the iterates.
-
-    begins    the share of the run that is trained before the first averaged iterate, at most
-    decay     of ``ema``, for each step
-    patience  epochs without a better validation after which averaging starts earlier, or None
+    Both start with a_1 = w_1. Training continues from the iterates. The arguments are those of
+    ``RunScheduled``, from ``average_from`` on.
     """
 
     def __init__(
@@ -221,10 +217,6 @@ class WeightAverage:
         """Take the prepared iterate into the average."""
         for value, p in zip(self.values, self.params, strict=True):
             value.lerp_(p, self._share.to(p.dtype))
-
-    def mark_replayed(self) -> None:
-        """Count a replayed ``add`` as a change of the tensors."""
-        increment_version(self.values)
 
     def load(self, params: Sequence[Tensor], values: Sequence[Tensor], count: int) -> None:
         """Continue an average of ``count`` iterates."""

@@ -6,8 +6,8 @@ and validates inside ``averaged_weights()``.
 
 import abc
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args, get_type_hints
 
@@ -16,13 +16,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.errors import check_value
-from drill.training.optim.averaging import (
-    AveragedSgd,
-    AverageKind,
-    WeightAverage,
-    averaged,
-    replaced,
-)
+from drill.training.optim.averaging import AveragedSgd, AverageKind, WeightAverage, replaced
 from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
 from drill.training.run.checkpoint import sharded_as
 
@@ -135,8 +129,8 @@ class ScheduledOptimizer(abc.ABC):
                 group["lr"].fill_(own)  # where a recorded step reads it
             else:
                 group["lr"] = own
-        if self.late_average is not None and self.late_average.begun:
-            self.late_average.prepare_step()
+        if self._late is not None:
+            self._late.prepare_step()
 
     def apply_step(self) -> None:
         """The device's part of a step; it can be recorded and replayed after ``prepare_step``."""
@@ -145,15 +139,19 @@ class ScheduledOptimizer(abc.ABC):
             nn.utils.clip_grad_norm_(self.parameters.values(), self.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if self.late_average is not None and self.late_average.begun:
-            self.late_average.add()
+        if self._late is not None:
+            self._late.add()
+
+    @property
+    def _late(self) -> WeightAverage | None:
+        """The average of late iterates, once it has begun."""
+        late = self.late_average
+        return late if late is not None and late.begun else None
 
     @property
     def phase(self) -> object:
         """Changes to another object when steps are taken in another way."""
-        if self.late_average is not None and self.late_average.begun:
-            return self.late_average
-        return self.optimizer
+        return self._late or self.optimizer
 
     @abc.abstractmethod
     def capture_blocker(self) -> str | None:
@@ -170,32 +168,31 @@ class ScheduledOptimizer(abc.ABC):
         increment_version(
             [*self.parameters.values(), *(each for each in values if isinstance(each, Tensor))]
         )
-        if self.late_average is not None:
-            self.late_average.mark_replayed()
+        if self._late is not None:
+            increment_version(self._late.values)
 
     def epoch_ended(self, valid_loss: float) -> None:
         """Called with the validation loss of an epoch."""
         if self.late_average is not None:
             self.late_average.validated(valid_loss)
 
+    def averages(self) -> dict[Tensor, Tensor]:
+        """The average of each parameter that has one."""
+        if self._late is not None:
+            return dict(zip(self._late.params, self._late.values, strict=True))
+        if isinstance(self.optimizer, AveragedSgd):
+            return {p: state["average"] for p, state in self.optimizer.state.items()}
+        return {}
+
     @property
     def averaging(self) -> bool:
         """Whether ``averaged_weights`` gives averaged weights."""
-        if self.late_average is not None:
-            return self.late_average.count > 0
-        return isinstance(self.optimizer, AveragedSgd) and bool(self.optimizer.state)
+        return bool(self.averages()) and (self._late is None or self._late.count > 0)
 
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
+    def averaged_weights(self) -> AbstractContextManager[None]:
         """Inside, the parameters are those to evaluate and to save."""
-        if self.late_average is not None and self.averaging:
-            with replaced(self.late_average.params, self.late_average.values):
-                yield
-        elif isinstance(self.optimizer, AveragedSgd) and self.averaging:
-            with averaged(self.optimizer):
-                yield
-        else:
-            yield
+        averages = self.averages()
+        return replaced([*averages], [*averages.values()]) if self.averaging else nullcontext()
 
     # -- saving: tensors by name, and numbers that JSON holds exactly -----------------------------
 
@@ -208,8 +205,8 @@ class ScheduledOptimizer(abc.ABC):
             for key, value in state.get(p, {}).items()
             if isinstance(value, Tensor)
         }
-        if self.late_average is not None and self.late_average.begun:
-            means = zip(self.parameters, self.late_average.values, strict=True)
+        if self._late is not None:
+            means = zip(self.parameters, self._late.values, strict=True)
             found |= {f"{name}/{MEAN}": value for name, value in means}
         return found
 

@@ -64,8 +64,7 @@ class FusedSgd(ScheduledOptimizer):
         if isinstance(optimizer, AveragedSgd):
             numbers = optimizer.advance()
         else:
-            late = self.late_average
-            share = late.share() if late is not None and late.begun else 0.0
+            share = 0.0 if self._late is None else self._late.share()
             numbers = [(group["lr"], share) for group in optimizer.param_groups]
         for own, (rate, share) in zip(self._numbers, numbers, strict=True):
             own[0].fill_(rate)
@@ -75,12 +74,7 @@ class FusedSgd(ScheduledOptimizer):
         if not self._fused:
             super().apply_step()
             return
-        optimizer = self._begun()
-        averages: dict[Tensor, Tensor] = {}
-        if isinstance(optimizer, AveragedSgd):
-            averages = {p: state["average"] for p, state in optimizer.state.items()}
-        elif self.late_average is not None and self.late_average.begun:
-            averages = dict(zip(self.late_average.params, self.late_average.values, strict=True))
+        optimizer, averages = self._begun(), self.averages()
         groups = [
             sgd_step.Group(
                 group["params"],

@@ -29,7 +29,7 @@ HINT = "restore it from a copy, or train under another --name"
 
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """Write ``path`` atomically. Equal tensors and numbers make equal files, byte for byte."""
-    plain = {name: _plain(tensor) for name, tensor in sorted(tensors.items())}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     note = json.dumps(
         {
             "format": FORMAT,
@@ -149,10 +149,6 @@ def _read(
     if header.get("checksum") != _text_checksum(header["drill"]):
         raise _damaged(path, "wrong checksum of its numbers", hint)
     return found, numbers, wanted
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()
 
 
 def _checksum(tensor: Tensor) -> int:

@@ -8,7 +8,7 @@ import datetime
 import logging
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def record_start(
         raise does_not_run(settings, error) from None
     if device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(used))
-    environment = run_environment(run, settings, model, device, processes, used, **more)
+    environment = _environment(run, settings, model, device, processes, used, **more)
 
     def describe() -> None:
         save()
@@ -62,21 +62,16 @@ def record_start(
     run.before_first_write(describe)
 
 
-def run_environment(
+def _environment(
     run: RunFolder,
     settings: Settings,
     model: LanguageModel | Translator,
     device: torch.device,
     processes: World,
-    kernels: Sequence[str] = (),
+    kernels: list[str],
     **more: Any,
 ) -> dict[str, Any]:
-    """The content of environment.json for a run that starts or resumes.
-
-    Args:
-        kernels: which kernels are used, if known.
-        more: entries of a run that starts.
-    """
+    """The content of environment.json for a run that starts or resumes."""
     precision = resolve_precision(settings.training["precision"], device)
     start: dict[str, Any] = {
         "drill": __version__,
@@ -91,9 +86,8 @@ def run_environment(
         "command": sys.argv,
         "working_folder": str(Path.cwd()),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "kernels": kernels,
     }
-    if kernels:
-        start["kernels"] = list(kernels)
     before = run.read_environment() if run.last.exists() or run.best.exists() else None
     if before is None:
         about = {
