@@ -14,23 +14,23 @@ from torch import nn
 from drill.data import Corpus, Ids, Vocabulary, WordFeatures, WordNet, cache_folder, read_corpus
 from drill.data.text.corpora import WORDS, check_corpus
 from drill.data.text.word_features import GLOSS
-from drill.errors import RunFolderError, SettingsError
+from drill.errors import SettingsError, check_value
 from drill.language_modeling.untie import check_untie
 from drill.layers import FeatureBags, LabelSource
-from drill.models import ENCODERS, Encoder
+from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.models.past_decode import PastDecode
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import with_text
+from drill.training.run.weights import settings_of
 from drill.training.settings import (
     TRANSLATION,
     Settings,
     check_optimizer,
     makes_no_model,
     output_layer,
-    read_settings,
 )
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
@@ -91,44 +91,36 @@ def dry_run(settings: Settings) -> None:
     check_optimizer(settings, model)
     check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
-        _check_windows(settings, model.encoder)
-        _check_fsdp(settings, model.encoder)
-        if settings.training["untie_at"] is not None:
-            check_untie(model.layer)
-            if settings.optimizer.get("average_from") is not None:
-                raise ValueError("untie_at and optimizer.average_from exclude each other")
+        _check_training(settings, model)
     except ValueError as error:
         raise SettingsError(f"[training]: {error}") from None
 
 
-def _check_windows(settings: Settings, encoder: Encoder) -> None:
-    """Raise ValueError for options that an encoder with, or without, a state does not have."""
-    given = settings.training
+def _check_training(settings: Settings, model: LanguageModel) -> None:
+    """Raise ValueError for options that do not fit the model, or each other."""
+    given, encoder = settings.training, model.encoder
+    averages = settings.optimizer.get("average_from") is not None
     if given["compile"] and not encoder.can_compile:
         raise ValueError("compile must be false: LSTMs have kernels of their own")
-    if encoder.carries_state:
-        return
-    if given["bptt"] > settings.encoder["context_length"]:
-        raise ValueError(
-            f"bptt must be at most encoder.context_length {settings.encoder['context_length']}, "
-            f"got {given['bptt']}"
+    if not encoder.carries_state:
+        most = settings.encoder["context_length"]
+        check_value(
+            given["bptt"] <= most, "bptt", f"at most encoder.context_length {most}", given["bptt"]
         )
-    if given["state_reset"] != 0.0:
-        raise ValueError("state_reset is for encoders that carry a state; leave it at 0")
-
-
-def _check_fsdp(settings: Settings, encoder: Encoder) -> None:
-    """Raise ValueError for what does not work with sharded parameters."""
-    if not settings.training["fsdp"]:
-        return
-    if encoder.carries_state:
-        raise ValueError("fsdp is for encoder.name hf; leave it out")
-    for key in ("untie_at", "micro_batch"):
-        if settings.training[key]:
-            raise ValueError(f"fsdp and {key} exclude each other")
-    optimizer = settings.optimizer
-    if optimizer[NAME] not in ("adamw", "muon") or optimizer.get("average_from") is not None:
-        raise ValueError("fsdp is for optimizer.name adamw or muon, without average_from")
+        if given["state_reset"] != 0.0:
+            raise ValueError("state_reset is for encoders that carry a state; leave it at 0")
+    if given["fsdp"]:
+        if encoder.carries_state:
+            raise ValueError("fsdp is for encoder.name hf; leave it out")
+        for key in ("untie_at", "micro_batch"):
+            if given[key]:
+                raise ValueError(f"fsdp and {key} exclude each other")
+        if settings.optimizer[NAME] not in ("adamw", "muon") or averages:
+            raise ValueError("fsdp is for optimizer.name adamw or muon, without average_from")
+    if given["untie_at"] is not None:
+        check_untie(model.layer)
+        if averages:
+            raise ValueError("untie_at and optimizer.average_from exclude each other")
 
 
 def _model(
@@ -156,11 +148,7 @@ def finetune_settings(run: Path | str) -> Settings:
     only weights better than the initial ones are saved.
     """
     folder = RunFolder(run)
-    if not folder.recipe.exists():
-        raise RunFolderError(
-            f"{folder.path}: is not a run (no recipe.toml); name a folder that `drill train` wrote"
-        )
-    settings = read_settings(folder.recipe)
+    settings = settings_of(folder)
     if settings.task == TRANSLATION:
         raise SettingsError(
             f"{folder.path}: is a translator, and finetuning is for language models; continue it "

@@ -40,7 +40,7 @@ from drill.training.progress import Progress
 from drill.training.run.checkpoint import copied, load_into
 from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import has_begun, located, with_text
+from drill.training.run.resume import check_resume, located, with_text
 from drill.training.run.summary import (
     few_updates,
     no_better_than_guessing,
@@ -112,9 +112,8 @@ class LanguageModelRun:
             Loss and perplexity, and how many tokens they are of.
         """
         size = self.settings.training[f"{'test' if split == 'test' else 'valid'}_batch_size"]
-        ids = getattr(self.ids, split)
-        sizes = self.vocabulary.token_bytes
-        return self._evaluated(perplexity, ids, batch_size=size, token_bytes=sizes)
+        options = {"batch_size": size, "token_bytes": self.vocabulary.token_bytes}
+        return self._evaluated(perplexity, getattr(self.ids, split), **options)
 
     def token_losses(
         self, ids: Text, *, batch_size: int = 1, progress: Callable[[int, int], None] | None = None
@@ -163,9 +162,8 @@ class LanguageModelRun:
         Returns:
             ``prompt`` and its continuation.
         """
-        found = generate(
-            self.model, self.vocabulary, prompt=prompt, tokens=max_new_tokens, **options
-        )
+        given = (self.model, self.vocabulary)
+        found = generate(*given, prompt=prompt, tokens=max_new_tokens, **options)
         return prompt.rstrip(" ") + "".join(found)
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
@@ -261,28 +259,27 @@ def train_language_model(
     on_start: Callable[[str], None] | None,
 ) -> Outcome:
     """``drill.train`` of a language model: read text, build the model, write run files, train."""
-    begun = has_begun(settings, run, warn=processes.first)
+    begun = check_resume(settings, run, warn=processes.first)
     dry_run(settings)
     if on_start is not None:
         on_start(run_summary(settings, run, device, processes))
     text, ids, vocabulary = encoded_text(settings, data_progress if processes.first else None)
-    if begun and vocabulary_of(run) != vocabulary:
-        raise DataError(
-            f"{run.path}: its vocabulary is not that of {settings.data['corpus']} any more; the "
-            "text has changed, so train under another name"
-        )
     start = None if settings.init_from is None else RunFolder(settings.init_from)
-    if begun:
-        vocabulary = vocabulary_of(run)  # with the descriptions it was trained with
-    elif start is not None and vocabulary_of(start) == vocabulary:
-        vocabulary = vocabulary_of(start)
-    else:
+    earlier = run if begun else start
+    if earlier is None:
         vocabulary = described(settings, vocabulary)
+    else:
+        known = vocabulary_of(earlier)  # with the descriptions it was trained with
+        if known != vocabulary:
+            hint = "the text has changed: train under another name" if begun else "start elsewhere"
+            raise DataError(
+                f"{earlier.path}: was trained with another vocabulary than that of "
+                f"{settings.data['corpus']}; {hint}"
+            )
+        vocabulary = known
     torch.manual_seed(settings.training["seed"])
     model = language_model(settings, vocabulary, device)
     if start is not None and not run.last.exists():
-        if vocabulary_of(start) != vocabulary:
-            raise DataError(f"{start.path}: was trained with another vocabulary; start elsewhere")
         load_into(model, start.best)
     optimizer = build_optimizer(settings)
     given = LanguageModelOptions(**settings.training)

@@ -1,12 +1,15 @@
 """The ``[training]`` table of a recipe as dataclasses that check their own values."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from drill.errors import check_value
 from drill.training.precision import Precision
 
 MAX_BEAM = 1000
+AT_LEAST_1, A_SEED = "at least 1", "in 0 to 2**32 - 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,28 +31,16 @@ class TrainingOptions:
     log_every: int | None = None  # steps between rows of training loss; None: log_interval
 
     def __post_init__(self) -> None:
-        self._check_counts("epochs", "validate_every", "log_every")
-        self._check_seeds("seed")
-        if self.max_minutes is not None:
-            check_value(self.max_minutes > 0.0, "max_minutes", "above 0", self.max_minutes)
-        self._check_counts("patience", least=0)
-        seconds = self.checkpoint_seconds
-        check_value(seconds >= 0.0, "checkpoint_seconds", "at least 0", seconds)
+        self._check(AT_LEAST_1, lambda n: n >= 1, "epochs", "validate_every", "log_every")
+        self._check(A_SEED, lambda n: 0 <= n < 2**32, "seed")
+        self._check("above 0", lambda x: x > 0.0, "max_minutes")
+        self._check("at least 0", lambda x: x >= 0, "patience", "checkpoint_seconds")
 
-    def _check_counts(self, *names: str, least: int = 1) -> None:
+    def _check(self, wanted: str, fits: Callable[[Any], bool], *names: str) -> None:
+        """Raise ValueError for an option that is neither None nor ``fits``."""
         for name in names:
             value = getattr(self, name)
-            check_value(value is None or value >= least, name, f"at least {least}", value)
-
-    def _check_seeds(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            check_value(value is None or 0 <= value < 2**32, name, "in 0 to 2**32 - 1", value)
-
-    def _check_shares(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            check_value(0.0 <= value < 1.0, name, "in [0, 1)", value)
+            check_value(value is None or fits(value), name, wanted, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +71,16 @@ class LanguageModelOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_counts("batch_size", "bptt", "length_cap", "micro_batch")
-        self._check_counts("valid_batch_size", "test_batch_size")
-        self._check_seeds("length_seed")
-        self._check_shares("adversarial", "past_decode", "state_reset")
-        check_value(self.augmented >= 0.0, "augmented", "at least 0", self.augmented)
-        temperature = self.augmented_temperature
-        check_value(temperature > 0.0, "augmented_temperature", "above 0", temperature)
-        if self.untie_at is not None:
-            check_value(0.0 < self.untie_at < 1.0, "untie_at", "in (0, 1)", self.untie_at)
+        counts = ("batch_size", "bptt", "length_cap", "micro_batch")
+        counts += ("valid_batch_size", "test_batch_size")
+        self._check(AT_LEAST_1, lambda n: n >= 1, *counts)
+        self._check(A_SEED, lambda n: 0 <= n < 2**32, "length_seed")
+        self._check(
+            "in [0, 1)", lambda x: 0.0 <= x < 1.0, "adversarial", "past_decode", "state_reset"
+        )
+        self._check("at least 0", lambda x: x >= 0.0, "augmented")
+        self._check("above 0", lambda x: x > 0.0, "augmented_temperature")
+        self._check("in (0, 1)", lambda x: 0.0 < x < 1.0, "untie_at")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +102,12 @@ class TranslationOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_counts("max_steps", "max_tokens", "gradient_accumulation_steps")
-        self._check_counts("pad_to_multiple_of", "bleu_every", "average_checkpoints", "beam")
-        self._check_shares("label_smoothing")
-        check_value(self.beam <= MAX_BEAM, "beam", f"at most {MAX_BEAM}", self.beam)
-        penalty = self.length_penalty
-        check_value(math.isfinite(penalty), "length_penalty", "a finite number", penalty)
+        counts = ("max_steps", "max_tokens", "gradient_accumulation_steps")
+        counts += ("pad_to_multiple_of", "bleu_every", "average_checkpoints")
+        self._check(AT_LEAST_1, lambda n: n >= 1, *counts)
+        self._check("in [0, 1)", lambda x: 0.0 <= x < 1.0, "label_smoothing")
+        self._check(f"in 1 to {MAX_BEAM}", lambda n: 1 <= n <= MAX_BEAM, "beam")
+        self._check("a finite number", math.isfinite, "length_penalty")
 
 
 def log_interval(step: int, log_every: int | None) -> int:

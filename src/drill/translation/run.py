@@ -25,7 +25,7 @@ from drill.training.precision import matmul_precision
 from drill.training.progress import Progress
 from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import has_begun, with_text
+from drill.training.run.resume import check_resume, with_text
 from drill.training.run.summary import left_out, run_summary, sizes
 from drill.training.run.weights import (
     Weights,
@@ -61,7 +61,7 @@ def train_translation(
     on_start: Callable[[str], None] | None,
 ) -> Outcome:
     """``drill.train`` of a translator: read data, build the model, write the run files, train."""
-    begun = has_begun(settings, run, warn=processes.first)
+    begun = check_resume(settings, run, warn=processes.first)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():

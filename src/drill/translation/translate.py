@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -170,30 +170,14 @@ def _searched(
     if not sources:
         return []
     decoding = replace(search, batch_tokens=batch_tokens)
-    if not search.sampled:
-        return beam_search(
-            model,
-            sources,
-            decoding,
-            beam=search.beam,
-            n_best=search.n_best,
-            length_penalty=search.length_penalty,
-            head=head,
-            progress=progress,
-        )
-    return sample(
-        model,
-        sources,
-        decoding,
-        samples=search.n_best,
-        temperature=search.temperature,
-        top_k=search.top_k,
-        top_p=search.top_p,
-        seed=search.seed,
-        first=first,
-        head=head,
-        progress=progress,
-    )
+    names = ("beam", "n_best", "length_penalty")
+    if search.sampled:
+        names = ("temperature", "top_k", "top_p", "seed")
+    options: dict[str, Any] = {name: getattr(search, name) for name in names}
+    options |= {"head": head, "progress": progress}
+    if search.sampled:
+        return sample(model, sources, decoding, samples=search.n_best, first=first, **options)
+    return beam_search(model, sources, decoding, **options)
 
 
 def within_memory(

@@ -52,16 +52,8 @@ def step_of_run(progress: float) -> int:
     return 1 + int(min(max(progress, 0.0), 1.0) * (RESOLUTION - 1))
 
 
-def one_cycle(
-    step: int,
-    *,
-    peak: float,
-    total: int,
-    rise: float = 0.3,
-    start_factor: float = 25.0,
-    end_factor: float = 1e4,
-) -> float:
-    """Half a cosine from peak / start_factor up to peak, another down to start / end_factor.
+def one_cycle(step: int, *, peak: float, total: int, rise: float = 0.3) -> float:
+    """Half a cosine from start = peak / 25 up to peak, another one down to start / 10,000.
 
     For short trainings at high rates; the same numbers as ``torch.optim.lr_scheduler.OneCycleLR``.
 
@@ -70,8 +62,6 @@ def one_cycle(
         peak: the highest rate.
         total: number of steps.
         rise: share of the steps that goes up.
-        start_factor: the first rate is peak / start_factor.
-        end_factor: the last rate is the first one / end_factor.
 
     Returns:
         The learning rate.
@@ -83,11 +73,11 @@ def one_cycle(
             f"one_cycle: rise {rise} of {total} steps leaves no way up or no way down; "
             "take more steps or a rise nearer to 0.3"
         )
-    start = peak / start_factor
+    start = peak / 25.0
     at = step - 1
     if at <= top:
         return _cosine(start, peak, at / top)
-    return _cosine(peak, start / end_factor, (at - top) / (total - 1.0 - top))
+    return _cosine(peak, start / 1e4, (at - top) / (total - 1.0 - top))
 
 
 def inverse_sqrt(step: int, *, width: int, warmup: int, scale: float = 1.0) -> float:

@@ -42,31 +42,17 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
     return settings if located(settings) == found else found
 
 
-def check_resume(settings: Settings, run: RunFolder) -> bool:
-    """Raise RunFolderError for a folder with foreign files or a run of other settings.
+def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> bool:
+    """Raise RunFolderError for a folder in which these settings cannot train.
+
+    It has foreign files, or a run of other settings, or one whose result would be lost.
+
+    Args:
+        warn: log what an allowed change of settings means.
 
     Returns:
         Whether the folder has weights to resume from or to use.
     """
-    return _check_folder(settings, run)[0]
-
-
-def has_begun(settings: Settings, run: RunFolder, *, warn: bool) -> bool:
-    """``check_resume``, and neither results of the run are lost nor its limits lowered.
-
-    Args:
-        warn: log what an allowed change of settings means.
-    """
-    begun, own = _check_folder(settings, run)
-    if own is not None:
-        _check_limits(settings, own, run, warn)
-        if warn and not has_ended(run, settings):
-            _warn_schedule_changes(settings, own, run)
-    return begun
-
-
-def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | None]:
-    """Whether a run has begun, and its settings."""
     run.check_files()
     if found := run.foreign_files():
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -76,7 +62,7 @@ def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | 
         )
     begun = run.last.exists() or run.best.exists()
     if not begun or not run.recipe.exists():
-        return begun, None
+        return begun
     own = read_settings(run.recipe)
     changes = located(own, run).differences(located(settings))
     if changes:
@@ -85,7 +71,10 @@ def _check_folder(settings: Settings, run: RunFolder) -> tuple[bool, Settings | 
             f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); set "
             "them as in that run to resume, give this one another --name, or remove the folder"
         )
-    return begun, own
+    _check_limits(settings, own, run, warn)
+    if warn and not has_ended(run, settings):
+        _warn_schedule_changes(settings, own, run)
+    return True
 
 
 def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool) -> None:
