@@ -36,14 +36,18 @@ class World:
         """Whether this process writes the files and shows the progress."""
         return self.rank == 0
 
+    def share(self, count: int, what: str, key: str) -> int:
+        """How many of ``count`` are this process's; DataError unless all can have as many."""
+        if count % self.size != 0:
+            raise DataError(
+                f"{what} cannot be shared by {self.size} processes; set training.{key} to "
+                f"a multiple of {self.size}"
+            )
+        return count // self.size
+
     def own_columns(self, batch: int) -> int:
         """How many columns (parallel streams of text) of a batch are this process's."""
-        if batch % self.size != 0:
-            raise DataError(
-                f"a batch of {batch} columns cannot be shared by {self.size} processes; set "
-                f"training.batch_size to a multiple of {self.size}"
-            )
-        return batch // self.size
+        return self.share(batch, f"a batch of {batch} columns", "batch_size")
 
     def columns(self, data: Tensor) -> Tensor:
         """This process's part of (rows, batch, ...), along the columns."""

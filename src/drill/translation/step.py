@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drill.data import IGNORE_INDEX, DataError, PairBatch
+from drill.data import IGNORE_INDEX, PairBatch
 from drill.kernels.transformer.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
 from drill.models.transformer.attention import attention_kernels
@@ -22,12 +21,8 @@ from drill.training.precision import autocast_to, sum_dtype
 
 def batches_per_process(gradient_accumulation_steps: int, world: World) -> int:
     """Batches of a step for each process."""
-    if gradient_accumulation_steps % world.size != 0:
-        raise DataError(
-            f"{gradient_accumulation_steps} batches a step cannot be shared by {world.size} "
-            f"processes; set training.gradient_accumulation_steps to a multiple of {world.size}"
-        )
-    return gradient_accumulation_steps // world.size
+    what = f"{gradient_accumulation_steps} batches a step"
+    return world.share(gradient_accumulation_steps, what, "gradient_accumulation_steps")
 
 
 def capture_blocker(
@@ -63,11 +58,6 @@ def kernel_summary(
             parts += model.layer.label_kernel_summary()
     batches = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
     return [*parts, f"batches {batches}"]
-
-
-def group_batches(batches: Iterator[PairBatch], size: int) -> Iterator[list[PairBatch]]:
-    """``size`` batches at a time; the rest of an epoch is a step too."""
-    return iter(lambda: list(islice(batches, size)), [])
 
 
 def backward(

@@ -6,6 +6,7 @@ A step sums the gradients of a few batches of pairs and divides by their target 
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import torch
@@ -39,7 +40,6 @@ from drill.translation.step import (
     batches_per_process,
     capture_blocker,
     captured_backward,
-    group_batches,
     make_captured_gradients,
 )
 from drill.translation.translate import Search
@@ -96,7 +96,7 @@ class TranslationTask(Task):
             rank=world.rank,
             size=world.size,
         )
-        self.batches_per_update = batches_per_process(options.gradient_accumulation_steps, world)
+        self.batches_per_step = batches_per_process(options.gradient_accumulation_steps, world)
         self.state = TranslationState(
             **self.initial_state(),
             epoch_size=len(self.pair_batches),
@@ -126,7 +126,7 @@ class TranslationTask(Task):
         if self.world.first:
             self.run.averaged.unlink(missing_ok=True)  # of an earlier, shorter run
         epoch = self.pair_batches.epoch(self.state.epoch, self.state.position)
-        yield from group_batches(epoch, self.batches_per_update)
+        yield from iter(lambda: list(islice(epoch, self.batches_per_step)), [])
 
     def step(self, batch: list[PairBatch]) -> None:
         tokens = int(self.world.sum(sum(each.target_tokens for each in batch)))

@@ -65,20 +65,23 @@ class Subwords:
         """Raise for a tokenizer that the library accepts but that does not restore every text."""
         alphabet = set(_library().pre_tokenizers.ByteLevel.alphabet())
         try:
-            model = parsed["model"]
-            vocabulary = model["vocab"]
-            bytewise = model["type"] == "BPE" and parsed["decoder"]["type"] == "ByteLevel"
-            exact = parsed["normalizer"] is None and model["dropout"] is None
-            specials = [vocabulary[name] for name in SPECIAL] == [PAD, BEGIN, END]
-            whole = set(vocabulary.values()) == set(range(len(vocabulary)))
-            complete = alphabet <= vocabulary.keys()
+            model, vocabulary = parsed["model"], parsed["model"]["vocab"]
             *digits, split = parsed["pre_tokenizer"].get("pretokenizers", [parsed["pre_tokenizer"]])
-            bytewise = bytewise and split["type"] == "ByteLevel" and split["use_regex"]
-            exact = exact and not split["add_prefix_space"]
-            exact = exact and all(each["type"] == "Digits" for each in digits)
+            fits = (
+                model["type"] == "BPE"
+                and model["dropout"] is None
+                and parsed["normalizer"] is None
+                and parsed["decoder"]["type"] == split["type"] == "ByteLevel"
+                and split["use_regex"]
+                and not split["add_prefix_space"]
+                and all(each["type"] == "Digits" for each in digits)
+                and [vocabulary[name] for name in SPECIAL] == [PAD, BEGIN, END]
+                and set(vocabulary.values()) == set(range(len(vocabulary)))
+                and alphabet <= vocabulary.keys()
+            )
         except (LookupError, TypeError, AttributeError, ValueError):
-            bytewise = exact = specials = whole = complete = False
-        if not (bytewise and exact and specials and whole and complete):
+            fits = False
+        if not fits:
             raise DataError(
                 "Subwords: this is no byte-level BPE with the ids 0 to 2 for "
                 f"{', '.join(SPECIAL)}; make it with Subwords.train"

@@ -119,16 +119,10 @@ def frequency_bands(
     Returns:
         A band for words never seen in training, then one from each edge to the next.
     """
-    words = _Words.of(losses, targets, counts, exclude)
+    count, tokens, loss = _by_word(losses, targets, counts, exclude)
     return [
-        Band(
-            low,
-            high,
-            types=int(inside.sum()),
-            tokens=int(words.tokens[inside].sum()),
-            loss=float(words.loss[inside].sum()),
-        )
-        for low, high, inside in words.bands(edges)
+        Band(low, high, int(inside.sum()), int(tokens[inside].sum()), float(loss[inside].sum()))
+        for low, high, inside in _bands(count, edges)
     ]
 
 
@@ -177,17 +171,15 @@ def compare_bands(
         A change for each band; one without tokens has NaN. A word on which A loses nothing makes
         ``by_types`` infinite, unless B loses nothing on it either.
     """
-    ours = _Words.of(a, targets, counts, exclude)
-    theirs = _Words.of(b, targets, counts, exclude)
+    count, occurrences, loss = _by_word(a, targets, counts, exclude)
     with np.errstate(divide="ignore", invalid="ignore"):
-        difference = theirs.loss - ours.loss
-        relative = np.where(difference == 0, 0.0, difference / ours.loss)
+        difference = _by_word(b, targets, counts, exclude)[2] - loss
+        relative = np.where(difference == 0, 0.0, difference / loss)
     changes = []
-    for low, high, inside in ours.bands(edges):
-        types = int(inside.sum())
-        base, more = float(ours.loss[inside].sum()), float(difference[inside].sum())
+    for low, high, inside in _bands(count, edges):
+        types, tokens = int(inside.sum()), int(occurrences[inside].sum())
+        base, more = float(loss[inside].sum()), float(difference[inside].sum())
         pooled = more / base if base else (math.inf if more else 0.0)
-        tokens = int(ours.tokens[inside].sum())
         changes.append(
             BandChange(
                 low,
@@ -197,7 +189,7 @@ def compare_bands(
                 by_types=100 * float(relative[inside].sum()) / types if types else math.nan,
                 by_tokens=100 * pooled if types else math.nan,
                 nats=more / tokens if tokens else math.nan,
-                sure=int((ours.loss < SURE * ours.tokens)[inside].sum()),
+                sure=int((loss < SURE * occurrences)[inside].sum()),
             )
         )
     return changes
@@ -219,38 +211,33 @@ def band_label(low: int, high: int | None) -> str:
     return f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
 
 
-@dataclass(frozen=True)
-class _Words:
-    """The words that occur among the targets, each with its figures; all arrays are (words,)."""
+def _by_word(
+    losses: Values, targets: Values, counts: Values, exclude: Collection[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Training count, occurrences and summed loss of each word among the targets, (words,) each."""
+    nll = _array(losses).astype(np.float64)  # float32 sums over a text drift
+    ids, seen = (_array(values).astype(np.int64) for values in (targets, counts))
+    if len(nll) != len(ids):
+        raise DataError(
+            f"{len(nll)} losses and {len(ids)} targets do not match; the first token of a text is "
+            "no target"
+        )
+    known = np.concatenate([ids, np.array([*exclude], dtype=np.int64)])
+    if len(known) and not 0 <= known.min() <= known.max() < len(seen):
+        raise DataError(f"ids {known.min()} to {known.max()}, counts of 0 to {len(seen) - 1}")
+    tokens = np.bincount(ids, minlength=len(seen))
+    loss = np.bincount(ids, weights=nll, minlength=len(seen)).astype(np.float64)
+    occur = tokens > 0
+    occur[list(exclude)] = False
+    return seen[occur], tokens[occur], loss[occur]
 
-    count: NDArray[np.int64]  # in the training text
-    tokens: NDArray[np.int64]  # among the targets
-    loss: NDArray[np.float64]  # summed
 
-    @classmethod
-    def of(
-        cls, losses: Values, targets: Values, counts: Values, exclude: Collection[int]
-    ) -> "_Words":
-        nll = _array(losses).astype(np.float64)  # float32 sums over a text drift
-        ids, seen = (_array(values).astype(np.int64) for values in (targets, counts))
-        if len(nll) != len(ids):
-            raise DataError(
-                f"{len(nll)} losses and {len(ids)} targets do not match; the first token of a text "
-                "is no target"
-            )
-        known = np.concatenate([ids, np.array([*exclude], dtype=np.int64)])
-        if len(known) and not 0 <= known.min() <= known.max() < len(seen):
-            raise DataError(f"ids {known.min()} to {known.max()}, counts of 0 to {len(seen) - 1}")
-        tokens = np.bincount(ids, minlength=len(seen))
-        loss = np.bincount(ids, weights=nll, minlength=len(seen)).astype(np.float64)
-        occur = tokens > 0
-        occur[list(exclude)] = False
-        return cls(seen[occur], tokens[occur], loss[occur])
-
-    def bands(self, edges: Sequence[int]) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
-        """(low, high, which words are inside) for each band."""
-        place = np.searchsorted(edges, self.count, side="right")  # 0: never seen
-        return [(low, high, place == i) for i, (low, high) in enumerate(band_ends(edges))]
+def _bands(
+    count: NDArray[np.int64], edges: Sequence[int]
+) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
+    """(low, high, which words are inside) for each band."""
+    place = np.searchsorted(edges, count, side="right")  # 0: never seen
+    return [(low, high, place == i) for i, (low, high) in enumerate(band_ends(edges))]
 
 
 def _array(values: Values) -> NDArray[np.generic]:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from drill.errors import check_value
 from drill.training.optim.averaging import AveragedSgd, AverageKind, WeightAverage, replaced
 from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
-from drill.training.run.checkpoint import sharded_as
+from drill.training.run.checkpoint import sharded_as, under
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
 LABEL_MAPS = {"maps", "gates", "label_map"}  # what output layers call them
@@ -232,9 +232,7 @@ class ScheduledOptimizer(abc.ABC):
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Any]] = {}
         for i, name in enumerate(order):
-            entries: dict[str, Any] = dict(numbers["optimizer"].get(name, {}))
-            prefix = f"{name}/"
-            entries |= {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            entries = {**numbers["optimizer"].get(name, {}), **under(f"{name}/", tensors)}
             parameter = self.parameters[name]
             _check_entries(name, parameter, entries)
             entries.pop(MEAN, None)
