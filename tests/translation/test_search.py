@@ -23,8 +23,7 @@ from drill.models.translator import Translator
 from drill.translation.search import decoding as search_steps
 from drill.translation.search import search
 from drill.translation.search.beam import Beam
-from drill.translation.search.decoding import Decoding, Hypothesis
-from drill.translation.search.output_head import encoded_once
+from drill.translation.search.decoding import Decoding, Hypothesis, encoded_once
 from drill.translation.search.sampling import sample
 from drill.translation.search.search import beam_search, greedy
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from drill.data import Corpus, Ids, Vocabulary, WordFeatures, WordNet, cache_folder, read_corpus
+from drill.data import Ids, Vocabulary, WordFeatures, WordNet, cache_folder, read_corpus
 from drill.data.text.corpora import WORDS, check_corpus
 from drill.data.text.word_features import GLOSS
 from drill.errors import SettingsError, check_value
@@ -40,14 +40,8 @@ STAND_IN = 2**20  # words of a vocabulary that is not known yet
 
 def corpus(settings: Settings, progress: Any = None) -> tuple[Ids, Vocabulary]:
     """The encoded splits and the vocabulary; ids are cached on disk by content."""
-    _, ids, vocabulary = encoded_text(settings, progress)
-    return ids, vocabulary
-
-
-def encoded_text(settings: Settings, progress: Any = None) -> tuple[Corpus, Ids, Vocabulary]:
-    """``corpus`` with the text itself."""
     text, vocabulary = read_corpus(**settings.data, progress=progress)
-    return text, text.encode(vocabulary, cache_folder()), vocabulary
+    return text.encode(vocabulary, cache_folder()), vocabulary
 
 
 def described(settings: Settings, vocabulary: Vocabulary) -> Vocabulary:

@@ -21,7 +21,7 @@ from drill.data import (
     read_corpus,
 )
 from drill.errors import CheckpointError, RunFolderError, SettingsError
-from drill.language_modeling.build import described, dry_run, encoded_text, language_model
+from drill.language_modeling.build import described, dry_run, language_model
 from drill.language_modeling.evaluation.calibration import Calibration, calibration
 from drill.language_modeling.evaluation.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.generation import generate
@@ -263,7 +263,9 @@ def train_language_model(
     dry_run(settings)
     if on_start is not None:
         on_start(run_summary(settings, run, device, processes))
-    text, ids, vocabulary = encoded_text(settings, data_progress if processes.first else None)
+    shown = data_progress if processes.first else None
+    text, vocabulary = read_corpus(**settings.data, progress=shown)
+    ids = text.encode(vocabulary, cache_folder())
     start = None if settings.init_from is None else RunFolder(settings.init_from)
     earlier = run if begun else start
     if earlier is None:

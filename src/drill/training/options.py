@@ -9,7 +9,7 @@ from drill.errors import check_value
 from drill.training.precision import Precision
 
 MAX_BEAM = 1000
-AT_LEAST_1, A_SEED = "at least 1", "in 0 to 2**32 - 1"
+A_SEED = "in 0 to 2**32 - 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class TrainingOptions:
     log_every: int | None = None  # steps between rows of training loss; None: log_interval
 
     def __post_init__(self) -> None:
-        self._check(AT_LEAST_1, lambda n: n >= 1, "epochs", "validate_every", "log_every")
-        self._check(A_SEED, lambda n: 0 <= n < 2**32, "seed")
-        self._check("above 0", lambda x: x > 0.0, "max_minutes")
-        self._check("at least 0", lambda x: x >= 0, "patience", "checkpoint_seconds")
+        self._check("epochs validate_every log_every", "at least 1", lambda n: n >= 1)
+        self._check("seed", A_SEED, lambda n: 0 <= n < 2**32)
+        self._check("max_minutes", "above 0", lambda x: x > 0.0)
+        self._check("patience checkpoint_seconds", "at least 0", lambda x: x >= 0)
 
-    def _check(self, wanted: str, fits: Callable[[Any], bool], *names: str) -> None:
-        """Raise ValueError for an option that is neither None nor ``fits``."""
-        for name in names:
+    def _check(self, names: str, wanted: str, fits: Callable[[Any], bool]) -> None:
+        """Raise ValueError for one of these options that is neither None nor ``fits``."""
+        for name in names.split():
             value = getattr(self, name)
             check_value(value is None or fits(value), name, wanted, value)
 
@@ -71,16 +71,13 @@ class LanguageModelOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = ("batch_size", "bptt", "length_cap", "micro_batch")
-        counts += ("valid_batch_size", "test_batch_size")
-        self._check(AT_LEAST_1, lambda n: n >= 1, *counts)
-        self._check(A_SEED, lambda n: 0 <= n < 2**32, "length_seed")
-        self._check(
-            "in [0, 1)", lambda x: 0.0 <= x < 1.0, "adversarial", "past_decode", "state_reset"
-        )
-        self._check("at least 0", lambda x: x >= 0.0, "augmented")
-        self._check("above 0", lambda x: x > 0.0, "augmented_temperature")
-        self._check("in (0, 1)", lambda x: 0.0 < x < 1.0, "untie_at")
+        counts = "batch_size bptt length_cap micro_batch valid_batch_size test_batch_size"
+        self._check(counts, "at least 1", lambda n: n >= 1)
+        self._check("length_seed", A_SEED, lambda n: 0 <= n < 2**32)
+        self._check("adversarial past_decode state_reset", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
+        self._check("augmented", "at least 0", lambda x: x >= 0.0)
+        self._check("augmented_temperature", "above 0", lambda x: x > 0.0)
+        self._check("untie_at", "in (0, 1)", lambda x: 0.0 < x < 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +99,11 @@ class TranslationOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = ("max_steps", "max_tokens", "gradient_accumulation_steps")
-        counts += ("pad_to_multiple_of", "bleu_every", "average_checkpoints")
-        self._check(AT_LEAST_1, lambda n: n >= 1, *counts)
-        self._check("in [0, 1)", lambda x: 0.0 <= x < 1.0, "label_smoothing")
-        self._check(f"in 1 to {MAX_BEAM}", lambda n: 1 <= n <= MAX_BEAM, "beam")
-        self._check("a finite number", math.isfinite, "length_penalty")
+        counts = "max_steps max_tokens gradient_accumulation_steps pad_to_multiple_of bleu_every"
+        self._check(f"{counts} average_checkpoints", "at least 1", lambda n: n >= 1)
+        self._check("label_smoothing", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
+        self._check("beam", f"in 1 to {MAX_BEAM}", lambda n: 1 <= n <= MAX_BEAM)
+        self._check("length_penalty", "a finite number", math.isfinite)
 
 
 def log_interval(step: int, log_every: int | None) -> int:

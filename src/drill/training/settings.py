@@ -230,15 +230,21 @@ def _check_sizes(where: str, table: Table) -> Table:
     return table
 
 
-def _data(table: Table) -> Table:
-    return with_defaults("data", table, read_corpus)
-
-
 def _encoder(table: Table) -> Table:
     table = {"embedding_dim": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
-    _check_embedding_dim(table)
-    kind = ENCODERS[table[NAME]]
-    table = with_defaults("encoder", table, kind, also=(NAME, "embedding_dim"), choices=ENCODERS)
+    return _filled_encoder(table, ENCODERS[table[NAME]], choices=ENCODERS)
+
+
+def _filled_encoder(
+    table: Table, kind: Callable[..., Any], *also: str, choices: Mapping[str, Any]
+) -> Table:
+    width = table["embedding_dim"]
+    if not fits_kind(width, int) or width < 1:
+        raise SettingsError(
+            f"must be an integer of at least 1, got {width!r}", key="encoder.embedding_dim"
+        )
+    checked = (NAME, "embedding_dim", *also)
+    table = with_defaults("encoder", table, kind, also=checked, choices=choices)
     return _check_sizes("encoder", table)
 
 
@@ -249,14 +255,6 @@ def _labels(table: Table) -> Table:
             "is for another labels.source; a table has a row for every word", key="labels.free_row"
         )
     return table
-
-
-def _check_embedding_dim(table: Table) -> None:
-    width = table["embedding_dim"]
-    if not fits_kind(width, int) or width < 1:
-        raise SettingsError(
-            f"must be an integer of at least 1, got {width!r}", key="encoder.embedding_dim"
-        )
 
 
 def wraps(kind: type[OutputLayer]) -> bool:
@@ -326,16 +324,14 @@ def _transformer(table: Table) -> Table:
         near = nearest(str(preset), list(PRESETS))
         raise SettingsError(f"there is no {preset!r}{near}", key="encoder.preset")
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
-    _check_embedding_dim(table)
     if type(table["shared"]) is not bool:
         raise SettingsError(f"must be true or false, got {table['shared']!r}", key="encoder.shared")
-    table = with_defaults("encoder", table, Transformer, also=(NAME, "embedding_dim", "shared"))
-    return _check_sizes("encoder", table)
+    return _filled_encoder(table, Transformer, "shared", choices={})
 
 
 TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
     LANGUAGE_MODEL: {
-        "data": _data,
+        "data": lambda table: with_defaults("data", table, read_corpus),
         "encoder": _encoder,
         "labels": _labels,
         "layer": _layer,

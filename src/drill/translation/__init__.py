@@ -3,8 +3,7 @@
 from drill.errors import NotExportable
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.export_marian import export_marian, marian_weights
-from drill.translation.search.decoding import Decoding, Hypothesis
-from drill.translation.search.output_head import encoded_once
+from drill.translation.search.decoding import Decoding, Hypothesis, encoded_once
 from drill.translation.search.search import beam_search, greedy, sample
 
 __all__ = [

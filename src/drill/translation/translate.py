@@ -15,10 +15,15 @@ from typing import Any, TypeVar
 import torch
 
 from drill.data import BEGIN, END, Subwords
-from drill.errors import SettingsError
+from drill.errors import SettingsError, check_value
 from drill.models.translator import Translator
-from drill.translation.search.decoding import Decoding, Hypothesis, Progress
-from drill.translation.search.output_head import Head, encoded_once
+from drill.translation.search.decoding import (
+    Decoding,
+    Head,
+    Hypothesis,
+    Progress,
+    encoded_once,
+)
 from drill.translation.search.sampling import sample
 from drill.translation.search.search import beam_search
 
@@ -69,10 +74,9 @@ class Search(Decoding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_source < 1:
-            raise ValueError(f"Search: max_source must be at least 1, got {self.max_source}")
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"Search: length_penalty must be finite, got {self.length_penalty}")
+        most, penalty = self.max_source, self.length_penalty
+        check_value(most >= 1, "Search: max_source", "at least 1", most)
+        check_value(math.isfinite(penalty), "Search: length_penalty", "finite", penalty)
 
 
 def translate(
@@ -101,8 +105,8 @@ def translate(
     """
     if isinstance(lines, str):
         raise TypeError("translate: lines must be a list of strings; pass [line]")
-    if lines_per_block < 1:
-        raise ValueError(f"translate: lines_per_block must be at least 1, got {lines_per_block}")
+    wanted = "at least 1"
+    check_value(lines_per_block >= 1, "translate: lines_per_block", wanted, lines_per_block)
     left = iter(lines)
     blocks = iter(lambda: list(islice(left, lines_per_block)), [])
     return chain.from_iterable(translate_blocks(model, subwords, blocks, search, progress))
@@ -170,14 +174,12 @@ def _searched(
     if not sources:
         return []
     decoding = replace(search, batch_tokens=batch_tokens)
-    names = ("beam", "n_best", "length_penalty")
+    shared: dict[str, Any] = {"head": head, "progress": progress}
     if search.sampled:
-        names = ("temperature", "top_k", "top_p", "seed")
-    options: dict[str, Any] = {name: getattr(search, name) for name in names}
-    options |= {"head": head, "progress": progress}
-    if search.sampled:
-        return sample(model, sources, decoding, samples=search.n_best, first=first, **options)
-    return beam_search(model, sources, decoding, **options)
+        shared |= {key: getattr(search, key) for key in ("temperature", "top_k", "top_p", "seed")}
+        return sample(model, sources, decoding, samples=search.n_best, first=first, **shared)
+    shared |= {key: getattr(search, key) for key in ("beam", "n_best", "length_penalty")}
+    return beam_search(model, sources, decoding, **shared)
 
 
 def within_memory(

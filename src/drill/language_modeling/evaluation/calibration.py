@@ -14,13 +14,11 @@ from drill.language_modeling.evaluation.perplexity import (
     Progress,
     Text,
     check_and_batchify,
-    hidden_states,
+    predictions,
 )
 from drill.models.language_model import LanguageModel
-from drill.training.precision import autocast_to, evaluating
 
 BINS = 15  # as in the paper
-CHUNK = 512  # log-probabilities of so many tokens are computed at a time
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ class Calibration:
         return sum(each.tokens * value for each, value in pairs) / self.tokens
 
 
-@torch.no_grad()
 def calibration(
     model: LanguageModel,
     ids: Text,
@@ -99,19 +96,15 @@ def calibration(
     # tokens, summed confidence, right ones; MPS has no float64
     sums = torch.zeros(3, bins, dtype=torch.float64)
     done = 0
-    with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
-        for hidden in hidden_states(model, data, bptt):
-            targets = data[1:].flatten()[done : done + hidden[..., 0].numel()]
-            parts = zip(hidden.flatten(0, 1).split(CHUNK), targets.split(CHUNK), strict=True)
-            for part, wanted in parts:
-                best = model.layer.log_probs(part).max(-1)
-                p = best.values.cpu().double().exp()
-                right = (best.indices == wanted).cpu().double()
-                place = (p * bins).long().clamp(max=bins - 1)
-                sums.index_add_(1, place, torch.stack([torch.ones_like(p), p, right]))
-            done += len(targets)
-            if progress is not None:
-                progress(done, total)
+    for log_probs, targets in predictions(model, data, bptt, autocast):
+        best = log_probs.max(-1)
+        p = best.values.cpu().double().exp()
+        right = (best.indices == targets).cpu().double()
+        place = (p * bins).long().clamp(max=bins - 1)
+        sums.index_add_(1, place, torch.stack([torch.ones_like(p), p, right]))
+        done += len(targets)
+        if progress is not None:
+            progress(done, total)
     return Calibration(
         tuple(
             ReliabilityBin(n / bins, (n + 1) / bins, int(tokens), p / tokens, right / tokens)

@@ -4,7 +4,7 @@ The words are removed from training, where they are ``<unk>``, and become labels
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
@@ -17,12 +17,10 @@ from drill.language_modeling.evaluation.perplexity import (
     Perplexity,
     Text,
     check_and_batchify,
-    hidden_states,
+    predictions,
 )
 from drill.language_modeling.new_words import extend_model
 from drill.language_modeling.run import LanguageModelRun
-from drill.models.language_model import LanguageModel
-from drill.training.precision import autocast_to, evaluating
 
 
 @dataclass(frozen=True)
@@ -86,42 +84,43 @@ def score_held_out(
         batch_size: columns that the text is cut into.
         progress: called with the tokens done, and how many there are.
     """
-    options = {"bptt": run.settings.training["bptt"], "autocast": autocast}
+    bptt = run.settings.training["bptt"]
     known, unknown = len(run.vocabulary), run.vocabulary.ids[UNK]
     data = check_and_batchify("score_held_out", added.model, ids, batch_size)
-    new = data[1:] >= known  # (rows - 1, B)
+    new = (data[1:] >= known).flatten()  # (tokens,)
     if not new.any():
         raise DataError("no held-out word occurs in the text; score another split")
     share = math.log(len(added.vocabulary) - known)
 
     as_labels, as_unknown = _Collected(), _Collected()
     nll, elsewhere, done = 0.0, 0.0, 0
-    for log_probs, targets, where in _predictions(added.model, data, new, **options):
+    for log_probs, targets in predictions(added.model, data, bptt, autocast):
+        where = targets >= known
         nll -= log_probs.gather(1, targets[:, None]).sum(dtype=torch.float64).item()
         mass = log_probs[:, known:].logsumexp(1)
         elsewhere += mass[~where].exp().sum(dtype=torch.float64).item()
         as_labels.add(log_probs[where], targets[where], mass[where])
         done += len(targets)
         if progress is not None:
-            progress(done, 2 * new.numel())
+            progress(done, 2 * len(new))
     read = data.where(data < known, unknown)
-    for log_probs, _, where in _predictions(run.model, read, new, **options):
-        chosen = log_probs[where]
+    for log_probs, targets in predictions(run.model, read, bptt, autocast):
+        chosen = log_probs[new[done - len(new) :][: len(targets)]]
         own = chosen[:, unknown]
         others = chosen.index_fill(1, torch.tensor([unknown], device=chosen.device), -math.inf)
         # Any new word stands for the one that occurs: all have the same probability.
         shared = (own - share)[:, None].expand(-1, len(added.vocabulary) - known)
-        targets = torch.full_like(own, known, dtype=torch.int64)
-        as_unknown.add(torch.cat([others, shared], 1), targets, own)
-        done += len(where)
+        first = torch.full_like(own, known, dtype=torch.int64)
+        as_unknown.add(torch.cat([others, shared], 1), first, own)
+        done += len(targets)
         if progress is not None:
-            progress(done, 2 * new.numel())
+            progress(done, 2 * len(new))
     return HeldOutScores(
-        types=int(data[1:][new].unique().numel()),
+        types=int(data[1:].flatten()[new].unique().numel()),
         labels=as_labels.scores(),
         backoff=as_unknown.scores(),
         mass_elsewhere=elsewhere / max(1, int((~new).sum())),
-        text=Perplexity(nll, new.numel(), data.shape[1]),
+        text=Perplexity(nll, len(new), data.shape[1]),
     )
 
 
@@ -136,20 +135,6 @@ def held_out_run(run: LanguageModelRun) -> LanguageModelRun:
         run.model, run.vocabulary, run.settings.labels, words, run.vocabulary.descriptions
     )
     return replace(run, model=model, vocabulary=vocabulary)
-
-
-@torch.no_grad()
-def _predictions(
-    model: LanguageModel, data: Tensor, new: Tensor, bptt: int, autocast: torch.dtype | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """log p (M, V) of M tokens at a time, these tokens, and which of them are new words."""
-    done = 0
-    with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
-        for hidden in hidden_states(model, data, bptt):
-            rows = slice(done, done + len(hidden))
-            done += len(hidden)
-            log_probs = model.layer.log_probs(hidden.flatten(0, 1))
-            yield log_probs, data[1:][rows].flatten(), new[rows].flatten()
 
 
 class _Collected:

@@ -32,6 +32,9 @@ TOKENS_PER_LOSS = 4096
 """Hidden states of several segments go to the output layer at once: cached labels are compared with
 their parameters at every read, and a GPU has more to do per launch."""
 
+TOKENS_PER_PREDICTION = 512
+"""Probabilities of all labels are computed for so many tokens at a time."""
+
 
 @dataclass(frozen=True)
 class Perplexity(Score):
@@ -172,6 +175,21 @@ def hidden_states(model: LanguageModel, data: Tensor, bptt: int) -> Iterator[Ten
         encoded = model.encoder(inputs_and_targets(data, segment)[0], state)
         state = encoded.state
         yield encoded.output
+
+
+@torch.no_grad()
+def predictions(
+    model: LanguageModel, data: Tensor, bptt: int, autocast: torch.dtype | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """log p (M, V) of all labels for some of the predicted tokens of ``data``, and these (M,)."""
+    done = 0
+    with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
+        for hidden in hidden_states(model, data, bptt):
+            targets = data[done + 1 : done + 1 + len(hidden)].flatten()
+            done += len(hidden)
+            states = hidden.flatten(0, 1).split(TOKENS_PER_PREDICTION)
+            for part, wanted in zip(states, targets.split(TOKENS_PER_PREDICTION), strict=True):
+                yield model.layer.log_probs(part), wanted
 
 
 def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | None:

@@ -52,28 +52,8 @@ def record_start(
         raise does_not_run(settings, error) from None
     if device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(used))
-    environment = _environment(run, settings, model, device, processes, used, **more)
-
-    def describe() -> None:
-        save()
-        run.write_json(run.environment, environment)
-        run.write_text(run.recipe, settings.to_toml())
-
-    run.before_first_write(describe)
-
-
-def _environment(
-    run: RunFolder,
-    settings: Settings,
-    model: LanguageModel | Translator,
-    device: torch.device,
-    processes: World,
-    kernels: list[str],
-    **more: Any,
-) -> dict[str, Any]:
-    """The content of environment.json for a run that starts or resumes."""
     precision = resolve_precision(settings.training["precision"], device)
-    start: dict[str, Any] = {
+    start = {
         "drill": __version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -86,16 +66,28 @@ def _environment(
         "command": sys.argv,
         "working_folder": str(Path.cwd()),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "kernels": kernels,
+        "kernels": used,
     }
+    more |= {
+        "seed": settings.training["seed"],
+        "parameters": model.parameter_count(),
+        "vocabulary_size": model.layer.vocabulary_size,
+    }
+    environment = _environment(run, start, more)
+
+    def describe() -> None:
+        save()
+        run.write_json(run.environment, environment)
+        run.write_text(run.recipe, settings.to_toml())
+
+    run.before_first_write(describe)
+
+
+def _environment(run: RunFolder, start: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The content of environment.json: ``more`` is for a run that starts, not for a resume."""
     before = run.read_environment() if run.last.exists() or run.best.exists() else None
     if before is None:
-        about = {
-            "seed": settings.training["seed"],
-            "parameters": model.parameter_count(),
-            "vocabulary_size": model.layer.vocabulary_size,
-        }
-        return {**start, **about, **more}
+        return {**start, **more}
     with run.reading_last():
         step = run.last_numbers()["step"] if run.last.exists() else 0
     # An earlier resume from this step was killed before it saved anything.

@@ -1,22 +1,28 @@
-"""What all searches share: options, batches of sources, masked labels."""
+"""What all searches share: options, the output layer, batches of sources, masked labels."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drill.data import DataError
+from drill.errors import check_value
+from drill.layers.base import head_log_probs
+from drill.layers.wrappers.sampled import foldable
 from drill.models.translator import Translator
-from drill.training.precision import autocast_to
-from drill.translation.search.output_head import FoldedHead, Head, encoded_once
+from drill.training.precision import autocast_to, evaluating
 
 Sources = Tensor | Sequence[Sequence[int]]
 """Sentences as ids: (B, S) padded on the right, or a list for each."""
 
 Progress = Callable[[int], None]
 """Called before every batch with the sentences that are found; an exception ends the search."""
+
+Head = Callable[[Tensor], Tensor]
+"""hidden (N, d) -> log p of every label (N, V)."""
 
 SCORES_PER_TOKEN = 1 << 14
 """Log-probabilities, hypotheses x labels, that a step may hold for each of ``batch_tokens``.
@@ -50,13 +56,11 @@ class Decoding:
     graph: bool | None = None
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.max_ratio < math.inf and self.max_extra >= 0):
-            raise ValueError(
-                "Decoding: max_ratio and max_extra must be finite numbers of at least 0, got "
-                f"{self.max_ratio} and {self.max_extra}"
-            )
-        if self.batch_tokens < 1:
-            raise ValueError(f"Decoding: batch_tokens must be at least 1, got {self.batch_tokens}")
+        finite, ratio, extra = "a finite number of at least 0", self.max_ratio, self.max_extra
+        check_value(0.0 <= ratio < math.inf, "Decoding: max_ratio", finite, ratio)
+        check_value(extra >= 0, "Decoding: max_extra", "at least 0", extra)
+        tokens = self.batch_tokens
+        check_value(tokens >= 1, "Decoding: batch_tokens", "at least 1", tokens)
 
     def limit(self, tokens: int) -> int:
         """The longest translation of a source of so many tokens; there is room for an <eos>."""
@@ -80,6 +84,49 @@ class Hypothesis:
     ids: tuple[int, ...]  # without <bos> and <eos>
     log_prob: float  # log p(ids, <eos> | source), a sum over tokens
     score: float  # what it was ranked by
+
+
+# -- the output layer: labels that are encoded once, for all tokens of all sentences --------------
+
+
+@dataclass(frozen=True)
+class FoldedHead:
+    """log softmax(weight context(h) + bias): what a layer of one matrix is once it is trained."""
+
+    context: Head
+    linear: nn.Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return head_log_probs(self.context(hidden), self.linear.weight, self.linear.bias)
+
+
+@contextmanager
+def encoded_once(model: Translator, head: Head | None = None) -> Iterator[Head]:
+    """The model's output layer with labels that are encoded once.
+
+        with encoded_once(model) as head:
+            for batch in many:
+                beam_search(model, batch, decoding, head=head)
+
+    Folded where the layer folds; mixtures and adaptive softmaxes keep their labels cached. Inside,
+    the model is in eval mode and must not be trained.
+
+    Args:
+        model: the translator.
+        head: from an outer call; the labels are not encoded again.
+
+    Returns:
+        A context manager that gives a function from hidden states (N, d) to log p (N, V).
+    """
+    matrix = foldable(model.layer)
+    with evaluating(model):
+        if head is not None:
+            yield head
+        elif matrix is not None:
+            yield FoldedHead(matrix.context, matrix.fold())
+        else:
+            with model.layer.cached_labels():
+                yield model.layer.log_probs
 
 
 # -- batches --------------------------------------------------------------------------------------
@@ -157,10 +204,10 @@ class TokenMask:
     def __init__(self, model: Translator, decoding: Decoding) -> None:
         labels, never = model.layer.vocabulary_size, {decoding.bos, model.transformer.pad}
         for name, label in (("bos", decoding.bos), ("eos", decoding.eos)):
-            if not 0 <= label < labels:
-                raise ValueError(f"Decoding: {name} must be one of {labels} labels, got {label}")
-        if decoding.eos in never:
-            raise ValueError(f"Decoding: eos must be neither bos nor padding, got {decoding.eos}")
+            wanted = f"one of {labels} labels"
+            check_value(0 <= label < labels, f"Decoding: {name}", wanted, label)
+        differs = decoding.eos not in never
+        check_value(differs, "Decoding: eos", "neither bos nor padding", decoding.eos)
         device = model.transformer.source_embedding.weight.device
         self.never = torch.tensor(sorted(never), device=device)
         self.goes_on = torch.arange(labels, device=device) != decoding.eos  # (V,)

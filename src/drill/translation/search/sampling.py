@@ -12,13 +12,13 @@ from drill.models.translator import Translator
 from drill.translation.search.decoding import (
     Batch,
     Decoding,
+    Head,
     Hypothesis,
     Progress,
     Sources,
     TokenMask,
     searched,
 )
-from drill.translation.search.output_head import Head
 
 
 @torch.no_grad()

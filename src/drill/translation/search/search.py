@@ -19,13 +19,14 @@ from drill.translation.search.beam import Beam
 from drill.translation.search.decoding import (
     Batch,
     Decoding,
+    Head,
     Hypothesis,
     Progress,
     Sources,
     TokenMask,
+    encoded_once,
     searched,
 )
-from drill.translation.search.output_head import Head, encoded_once
 from drill.translation.search.sampling import sample
 
 __all__ = ["Decoding", "Hypothesis", "beam_search", "encoded_once", "greedy", "sample"]
