@@ -61,7 +61,7 @@ def train(
     """
     if isinstance(settings, str):
         settings = recipe(settings)
-    place = pick_device(device) if isinstance(device, str) else device
+    place = pick_device(device)
     if progress is None and on_start is None and not quiet:
         lines = ProgressLines()
         progress, on_start = lines.show, lines.say

@@ -85,54 +85,33 @@ def generate(
         u = torch.tensor([generator.random() for generator in generators], dtype=torch.float64)
         return draw(scores, u, temperature, top_k, top_p).tolist()
 
-    return _pieces(model, vocabulary, read, tokens, sampled, samples, start)
+    def pieces() -> Iterator[str]:
+        """The first sample as it is sampled, the others after it."""
+        device = next(model.parameters()).device
+        later: list[list[str]] = [[] for _ in range(samples - 1)]
+        writers = [_writer(vocabulary, read[-1]) for _ in range(samples)]
+        ids = torch.tensor(read)[:, None].expand(-1, samples)  # then one row at a time
+        with ExitStack() as stack:  # labels of a copy: the caller may use the model between pieces
+            log_probs = _scorer(model.layer, stack)
+            begin = line_start("generate", model, vocabulary.ids[EOS]) if start is None else start
+            state = expand_state(begin, samples)
+            for _ in range(tokens):
+                with torch.no_grad(), evaluating(model):
+                    for part in ids.to(device).split(max(1, TOKENS_PER_PART // samples)):
+                        encoded = model.encoder(part, state)
+                        state = encoded.state
+                    scores = log_probs(encoded.output[-1]).double().cpu()
+                new = sampled(scores)
+                ids = torch.tensor([new])
+                first, *others = (write(each) for write, each in zip(writers, new, strict=True))
+                for written, piece in zip(later, others, strict=True):
+                    written.append(piece)
+                yield first
+        for written in later:
+            yield BETWEEN_SAMPLES
+            yield from written
 
-
-def _pieces(
-    model: LanguageModel,
-    vocabulary: Vocabulary,
-    read: list[int],
-    tokens: int,
-    sampled: Callable[[Tensor], list[int]],
-    samples: int,
-    start: State | None,
-) -> Iterator[str]:
-    """The first sample as it is sampled, the others after it."""
-    device = next(model.parameters()).device
-    later: list[list[str]] = [[] for _ in range(samples - 1)]
-    writers = [_writer(vocabulary, read[-1]) for _ in range(samples)]
-    ids = torch.tensor(read)[:, None].expand(-1, samples)  # then one row at a time
-    with ExitStack() as stack:  # labels of a copy: the caller may use the model between two pieces
-        log_probs = _scorer(model.layer, stack)
-        if start is None:
-            start = line_start("generate", model, vocabulary.ids[EOS])
-        state = expand_state(start, samples)
-        for _ in range(tokens):
-            scores, state = _next_scores(model, log_probs, ids.to(device), state)
-            new = sampled(scores)
-            ids = torch.tensor([new])
-            first, *others = (write(each) for write, each in zip(writers, new, strict=True))
-            for pieces, piece in zip(later, others, strict=True):
-                pieces.append(piece)
-            yield first
-    for pieces in later:
-        yield BETWEEN_SAMPLES
-        yield from pieces
-
-
-@torch.no_grad()
-def _next_scores(
-    model: LanguageModel,
-    log_probs: Callable[[Tensor], Tensor],
-    ids: Tensor,  # (T, B)
-    state: State,
-) -> tuple[Tensor, State]:
-    """log p of every next word (B, V) after ``ids``, float64 on the CPU, and the state there."""
-    with evaluating(model):
-        for part in ids.split(max(1, TOKENS_PER_PART // ids.shape[1])):
-            encoded = model.encoder(part, state)
-            state = encoded.state
-        return log_probs(encoded.output[-1]).double().cpu(), state
+    return pieces()
 
 
 def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:

@@ -37,17 +37,11 @@ from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.options import LanguageModelOptions
 from drill.training.precision import matmul_precision
 from drill.training.progress import Progress
+from drill.training.run import summary
 from drill.training.run.checkpoint import copied, load_into
 from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import check_resume, located, with_text
-from drill.training.run.summary import (
-    few_updates,
-    no_better_than_guessing,
-    run_summary,
-    share_of_unknown,
-    sizes,
-)
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -239,8 +233,7 @@ def load_run(
     run = RunFolder(folder)
     settings = settings_of(run, LANGUAGE_MODEL)
     vocabulary = vocabulary_of(run)
-    place = pick_device(device) if isinstance(device, str) else device
-    model = language_model(by_any_kernels(settings), vocabulary, place)
+    model = language_model(by_any_kernels(settings), vocabulary, pick_device(device))
     tensors, origin = read_weights(run, weights)
     names = dict(model.named_parameters()).keys()
     if settings.training["untie_at"] is not None and tensors.keys() != names:
@@ -262,7 +255,7 @@ def train_language_model(
     begun = check_resume(settings, run, warn=processes.first)
     dry_run(settings)
     if on_start is not None:
-        on_start(run_summary(settings, run, device, processes))
+        on_start(summary.run_summary(settings, run, device, processes))
     shown = data_progress if processes.first else None
     text, vocabulary = read_corpus(**settings.data, progress=shown)
     ids = text.encode(vocabulary, cache_folder())
@@ -301,10 +294,10 @@ def train_language_model(
         size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
         cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
         remarks = (
-            share_of_unknown(text, vocabulary, ids, *cut_off),
-            few_updates(settings, len(ids.train)),
+            summary.share_of_unknown(text, vocabulary, ids, *cut_off),
+            summary.few_updates(settings, len(ids.train)),
         )
-        on_start(sizes(settings, run, model, size, *remarks))
+        on_start(summary.sizes(settings, run, model, size, *remarks))
     outcome = train(
         model,
         ids,
@@ -317,7 +310,7 @@ def train_language_model(
         progress=progress,
     )
     if processes.first and outcome.test is not None:
-        remark = no_better_than_guessing(outcome.test.perplexity, len(vocabulary))
+        remark = summary.no_better_than_guessing(outcome.test.perplexity, len(vocabulary))
         if remark is not None:
             training_log.warning(remark)
     return outcome

@@ -101,7 +101,22 @@ def score(
     check_value(lines_per_block >= 1, "score: lines_per_block", "at least 1", lines_per_block)
     if isinstance(lines, str):
         raise TypeError("score: lines must be an iterable of strings; pass [text]")
-    return _scored(model, vocabulary, lines, lines_per_block, start)
+
+    def scored(state: State | None = start) -> Iterator[Scored]:
+        for block in _blocks(vocabulary, lines, lines_per_block):
+            if state is None:
+                state = line_start("score", model, vocabulary.ids[EOS])
+            # A block is complete before its first line is yielded: the caller may use the model.
+            for line, found in zip(block, _log_probs(model, block, state), strict=True):
+                if any(map(math.isnan, found)):
+                    raise_nan(f"score: line {line.number}")
+                pieces = None
+                if isinstance(vocabulary, SubwordVocabulary):
+                    pieces = tuple(map(vocabulary.text_of, line.ids[1:]))
+                unknown = tuple(read_as_unknown(vocabulary, line.text))
+                yield Scored(line.text, found, unknown, pieces)
+
+    return scored()
 
 
 def read_as_unknown(vocabulary: Vocabulary, text: str) -> list[str]:
@@ -129,27 +144,6 @@ class Line(NamedTuple):
     number: int  # from 1
     text: str
     ids: list[int]  # <eos>, the words, <eos>
-
-
-def _scored(
-    model: LanguageModel,
-    vocabulary: Vocabulary,
-    lines: Iterable[str],
-    lines_per_block: int,
-    start: State | None,
-) -> Iterator[Scored]:
-    for block in _blocks(vocabulary, lines, lines_per_block):
-        if start is None:
-            start = line_start("score", model, vocabulary.ids[EOS])
-        # A block is complete before its first line is yielded: the caller may use the model then.
-        for line, found in zip(block, _log_probs(model, block, start), strict=True):
-            if any(map(math.isnan, found)):
-                raise_nan(f"score: line {line.number}")
-            pieces = None
-            if isinstance(vocabulary, SubwordVocabulary):
-                pieces = tuple(map(vocabulary.text_of, line.ids[1:]))
-            unknown = tuple(read_as_unknown(vocabulary, line.text))
-            yield Scored(line.text, found, unknown, pieces)
 
 
 def _blocks(

@@ -15,8 +15,10 @@ from torch.overrides import TorchFunctionMode
 from drill.errors import OutOfMemory, SettingsError
 
 
-def pick_device(name: str = "auto") -> torch.device:
+def pick_device(name: torch.device | str = "auto") -> torch.device:
     """The device of that name; ``auto`` is this process's GPU if there is one, else the CPU."""
+    if isinstance(name, torch.device):
+        return name
     if name == "auto":
         return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
     try:

@@ -285,7 +285,14 @@ class TrainingState(abc.ABC):
     ) -> bool:
         """Go back to the last checkpoint; False if there is none. metrics.jsonl is not cut."""
         found = run.load_last()
-        _check_same_step(-1 if found is None else found[1]["step"], run, world)
+        step = torch.tensor(-1 if found is None else found[1]["step"])
+        steps = sorted({int(each) for each in world.all_gather(step)})
+        if len(steps) > 1:  # processes would wait for each other forever
+            read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
+            raise CheckpointError(
+                f"{run.last}: the processes read different checkpoints ({read}); give all machines "
+                "one shared folder for --runs"
+            )
         if found is None:
             return False
         tensors, numbers = found
@@ -330,14 +337,3 @@ class TrainingState(abc.ABC):
         if world.first:
             run.cut_metrics(self.metrics_size)
         return spent > 0.0
-
-
-def _check_same_step(step: int, run: RunFolder, world: World) -> None:
-    """Raise if processes read different checkpoints: they would wait for each other forever."""
-    steps = sorted({int(each) for each in world.all_gather(torch.tensor(step))})
-    if len(steps) > 1:
-        read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
-        raise CheckpointError(
-            f"{run.last}: the processes read different checkpoints ({read}); give all machines one "
-            "shared folder for --runs"
-        )

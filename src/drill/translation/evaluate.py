@@ -10,7 +10,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import torch
 
@@ -50,38 +49,31 @@ def translation_loss(
         max_tokens: of a batch, padding included. It affects speed only; a longer pair is a batch of
             its own. Halved, with a warning, when a GPU runs out of memory.
     """
+
+    @torch.no_grad()
+    def work(max_tokens: int) -> TranslationLoss:
+        batches = PairBatches(pairs, max_tokens, long_alone=True)
+        device = next(model.parameters()).device
+        total = torch.zeros((), dtype=sum_dtype(device), device=device)
+        tokens = done = 0
+        with evaluating(model), autocast_to(device, autocast), model.layer.cached_labels():
+            for batch in batches.epoch(0):
+                if progress is not None:
+                    progress(done, len(pairs))
+                done += len(batch.indices)
+                parts = (batch.source, batch.target_in, batch.target_out)
+                total += model.loss(*(each.to(device) for each in parts), **sum_loss_options(0.0))
+                tokens += batch.target_tokens
+        nll = total.item()
+        if math.isnan(nll):
+            raise FloatingPointError(
+                "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate "
+                "in float32"
+            )
+        return TranslationLoss(nll, tokens)
+
     longest = max(int(side.max(initial=0)) + 1 for side in pairs.lengths)
-    work = partial(_loss, model, pairs, autocast, progress)
     return within_memory(work, max_tokens, longest, "tokens for the loss")[0]
-
-
-@torch.no_grad()
-def _loss(
-    model: Translator,
-    pairs: Pairs,
-    autocast: torch.dtype | None,
-    progress: Progress | None,
-    max_tokens: int,
-) -> TranslationLoss:
-    batches = PairBatches(pairs, max_tokens, long_alone=True)
-    device = next(model.parameters()).device
-    total = torch.zeros((), dtype=sum_dtype(device), device=device)
-    tokens = done = 0
-    with evaluating(model), autocast_to(device, autocast), model.layer.cached_labels():
-        for batch in batches.epoch(0):
-            if progress is not None:
-                progress(done, len(pairs))
-            done += len(batch.indices)
-            parts = (batch.source, batch.target_in, batch.target_out)
-            total += model.loss(*(each.to(device) for each in parts), **sum_loss_options(0.0))
-            tokens += batch.target_tokens
-    nll = total.item()
-    if math.isnan(nll):
-        raise FloatingPointError(
-            "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate in "
-            "float32"
-        )
-    return TranslationLoss(nll, tokens)
 
 
 # -- translations and their scores ----------------------------------------------------------------

@@ -236,9 +236,8 @@ def load_translation(
     run = RunFolder(folder)
     settings = settings_of(run, TRANSLATION)
     subwords = Subwords.load(run.subwords)
-    place = pick_device(device) if isinstance(device, str) else device
     counts = partial(_counts, run, subwords)
-    model = translator(by_any_kernels(settings), len(subwords), counts, place)
+    model = translator(by_any_kernels(settings), len(subwords), counts, pick_device(device))
     tensors, origin = read_weights(run, weights)
     fill(model, tensors, run)
     return TranslationRun(run, settings, subwords, model, origin)

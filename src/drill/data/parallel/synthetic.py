@@ -266,9 +266,5 @@ def _drawn(seed: int) -> Iterator[tuple[str, Pair]]:
         pair = sentence(random.choice(KINDS), random, write)
         if pair[0] not in seen:
             seen.add(pair[0])
-            yield _split_of(pair[0]), pair
-
-
-def _split_of(english: str) -> str:
-    tenth = hashlib.sha256(english.encode("utf-8")).digest()[0] * 10 // 256
-    return SPLITS[2] if tenth == 9 else SPLITS[1] if tenth == 8 else SPLITS[0]
+            tenth = hashlib.sha256(pair[0].encode("utf-8")).digest()[0] * 10 // 256
+            yield SPLITS[max(0, tenth - 7)], pair

@@ -27,14 +27,17 @@ class Beam:
     ended: Tensor  # (b, K, L) its tokens
     done: Tensor  # (b,) whether nothing that still grows can enter the best
 
-    number: "Number"
+    index: Tensor  # (1,) of the token that is being written, from 0
+    penalties: Tensor  # (L + 2,) by length: ((5 + length) / 6)^alpha
+    wrong: Tensor  # (1,) the first token, from 1, at which a probability was NaN; 0 for none
 
     @classmethod
     def fresh(
         cls, batch: Batch, beam: int, eos: int, alpha: float, room: int, dtype: torch.dtype
     ) -> "Beam":
         b, device = len(batch.places), batch.source.device
-        number = Number.first(room, alpha, dtype, device)
+        lengths = torch.arange(room + 2, dtype=torch.float64)
+        penalties = (((5 + lengths) / 6) ** alpha).to(device, dtype)
         limit = torch.tensor(batch.limits, device=device)
         empty = torch.full((b, beam), -torch.inf, dtype=dtype, device=device)
         alive = empty.clone()
@@ -43,7 +46,7 @@ class Beam:
         return cls(
             place=torch.tensor(batch.places, device=device),
             limit=limit,
-            limit_penalty=number.penalties[limit],
+            limit_penalty=penalties[limit],
             alive=alive,
             written=tokens,
             score=empty,
@@ -51,7 +54,9 @@ class Beam:
             length=torch.zeros_like(alive, dtype=torch.int64),
             ended=tokens.clone(),
             done=torch.zeros(b, dtype=torch.bool, device=device),
-            number=number,
+            index=torch.zeros(1, dtype=torch.int64, device=device),
+            penalties=penalties,
+            wrong=torch.zeros(1, dtype=torch.int64, device=device),
         )
 
     def advance(self, log_p: Tensor, eos: int) -> Tensor:
@@ -65,14 +70,14 @@ class Beam:
         ends = real & (token == eos)
         self.written.copy_(_take(self.written, parent))
         written = torch.where(real, token, eos)
-        self.written.index_copy_(2, self.number.index, written[..., None])
+        self.written.index_copy_(2, self.index, written[..., None])
         self.alive.copy_(log_prob.masked_fill(~real | ends, -torch.inf))
 
-        score = (log_prob / self.number.penalty()).masked_fill(~ends, -torch.inf)
+        score = (log_prob / self._penalty()).masked_fill(~ends, -torch.inf)
         score, order = torch.cat([self.score, score], 1).topk(K)
         self.score.copy_(score)
         self.log_prob.copy_(torch.cat([self.log_prob, log_prob], 1).gather(1, order))
-        lengths = torch.cat([self.length, (self.number.index + 1).expand_as(token)], 1)
+        lengths = torch.cat([self.length, (self.index + 1).expand_as(token)], 1)
         self.length.copy_(lengths.gather(1, order))
         self.ended.copy_(_take(torch.cat([self.ended, self.written], 1), order))
         return parent
@@ -84,22 +89,25 @@ class Beam:
         with the log p it has: the penalty is largest at one of the two.
         """
         wrong = (self.alive.isnan() | self.score.isnan()).any()
-        self.number.next(wrong)
+        self.index += 1
+        self.wrong.copy_(torch.where(wrong & (self.wrong == 0), self.index, self.wrong))
         best = self.alive.amax(1)
-        bound = torch.maximum(best / self.number.penalty(), best / self.limit_penalty)
+        bound = torch.maximum(best / self._penalty(), best / self.limit_penalty)
         self.done.copy_((best == -torch.inf) | (self.score[:, n_best - 1] > bound))
+
+    def _penalty(self) -> Tensor:
+        """Of a translation that ends with this token, (1,)."""
+        return self.penalties.index_select(0, self.index + 1)
 
     def last(self) -> Tensor:
         """The token written last, (b, K)."""
-        return self.written.index_select(2, self.number.index - 1)[..., 0]
+        return self.written.index_select(2, self.index - 1)[..., 0]
 
     def select(self, sentences: Tensor) -> "Beam":
-        selected = {
-            each.name: getattr(self, each.name)[sentences]
-            for each in fields(self)
-            if each.name != "number"
-        }
-        return Beam(**selected, number=self.number)
+        """The beam of some sentences; it goes on with the same token."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        shared = {name: own.pop(name) for name in ("index", "penalties", "wrong")}
+        return Beam(**{name: each[sentences] for name, each in own.items()}, **shared)
 
     def hypotheses(self, n_best: int) -> dict[int, list[Hypothesis]]:
         """By place among the sources."""
@@ -113,31 +121,6 @@ class Beam:
             ]
             for place, row in zip(self.place.tolist(), rows, strict=True)
         }
-
-
-@dataclass
-class Number:
-    """Which token is being written, on the device."""
-
-    index: Tensor  # (1,) from 0
-    penalties: Tensor  # (L + 2,) by length
-    wrong: Tensor  # (1,) the first token, from 1, at which a probability was NaN; 0 for none
-
-    @classmethod
-    def first(cls, room: int, alpha: float, dtype: torch.dtype, device: torch.device) -> "Number":
-        """Before the first token; penalty(length) = ((5 + length) / 6)^alpha."""
-        lengths = torch.arange(room + 2, dtype=torch.float64)
-        penalties = (((5 + lengths) / 6) ** alpha).to(device, dtype)
-        zero = torch.zeros(1, dtype=torch.int64, device=device)
-        return cls(zero, penalties, zero.clone())
-
-    def penalty(self) -> Tensor:
-        """Of a translation that ends with this token, (1,)."""
-        return self.penalties.index_select(0, self.index + 1)
-
-    def next(self, wrong: Tensor) -> None:
-        self.index += 1
-        self.wrong.copy_(torch.where(wrong & (self.wrong == 0), self.index, self.wrong))
 
 
 def _take(tokens: Tensor, order: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def _search(
     def turn(ending: bool = True) -> None:
         """One token of every hypothesis; ``ending`` where some may be at their limit."""
         log_p = head(transformer.step(ids, cache)).unflatten(0, (-1, K))  # (b, K, V)
-        at_limit = beam.limit == beam.number.index + 1 if ending else None
+        at_limit = beam.limit == beam.index + 1 if ending else None
         parent = beam.advance(writable(log_p, at_limit), decoding.eos)
         beam.mark_done(n_best)
         if K > 1:
@@ -173,7 +173,7 @@ def _search(
         if length < min(look, last):
             continue
         look = length + (1 if graphs is None else CHECK_DONE_EVERY)
-        going, wrong = torch.stack([(~beam.done).sum(), beam.number.wrong[0]]).tolist()
+        going, wrong = torch.stack([(~beam.done).sum(), beam.wrong[0]]).tolist()
         if wrong:
             raise FloatingPointError(
                 f"beam_search: the model gives NaN for a probability at token {wrong}; look at "
