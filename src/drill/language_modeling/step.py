@@ -62,11 +62,41 @@ class Steps:
         """Train on one segment; adds its loss to ``state.nll`` and carries ``state.hidden``."""
         inputs, targets = inputs_and_targets(self.data, segment)  # (T, B) each
         with autocast_to(self.data.device, self.autocast):
-            nll, state.hidden = backward(
-                self.trained, inputs, targets, state.hidden, self.micro_batch, self.options
-            )
+            nll, state.hidden = self._backward(inputs, targets, state.hidden)
         self.optimizer.step(segment.sampled_length, self.bptt, progress)
         state.nll += nll * segment.length
+
+    def _backward(
+        self, inputs: Tensor, targets: Tensor, hidden: State | None
+    ) -> tuple[Tensor, State]:
+        """Add the gradients of one batch; returns its mean loss and the final state."""
+        trained, micro_batch, batch = self.trained, self.micro_batch, inputs.shape[1]
+        if micro_batch is None or micro_batch >= batch:
+            loss = trained(inputs, targets, hidden, **self.options)
+            loss.total.backward()
+            return loss.nll, loss.state
+        ddp = trained if isinstance(trained, DistributedDataParallel) else None
+        model: LanguageModel = trained.module if ddp else trained  # type: ignore[assignment]
+        nll = inputs.new_zeros((), dtype=torch.float32)
+        states: list[State] = []
+        # DDP reduces gradients during backward; those of shared labels would come after that.
+        with nullcontext() if ddp else model.layer.shared_labels():
+            for start in range(0, batch, micro_batch):
+                own = slice(start, min(batch, start + micro_batch))
+                share = (own.stop - own.start) / batch
+                carried = hidden and tuple(
+                    tuple(tensor[:, own].contiguous() for tensor in layer) for layer in hidden
+                )
+                with ddp.no_sync() if ddp and own.stop < batch else nullcontext():
+                    loss = trained(inputs[:, own], targets[:, own], carried, **self.options)
+                    (loss.total * share).backward()
+                nll = nll + loss.nll * share
+                states.append(loss.state)
+        joined = tuple(
+            tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
+            for layers in zip(*states, strict=True)
+        )
+        return nll, joined
 
 
 class RecordedSteps(Steps):
@@ -182,44 +212,6 @@ def capture_blocker(
     if not model.layer.static_shapes:
         return f"sizes inside {type(model.layer).__name__} depend on the targets"
     return optimizer.capture_blocker()
-
-
-def backward(
-    trained: nn.Module,  # the model, or its DistributedDataParallel
-    inputs: Tensor,  # (T, B)
-    targets: Tensor,  # (T, B)
-    hidden: State | None,
-    micro_batch: int | None,
-    options: dict[str, Any],
-) -> tuple[Tensor, State]:
-    """Add the gradients of one batch; returns its mean loss and the final state."""
-    batch = inputs.shape[1]
-    if micro_batch is None or micro_batch >= batch:
-        loss = trained(inputs, targets, hidden, **options)
-        loss.total.backward()
-        return loss.nll, loss.state
-    ddp = trained if isinstance(trained, DistributedDataParallel) else None
-    model: LanguageModel = trained.module if ddp else trained  # type: ignore[assignment]
-    nll = inputs.new_zeros((), dtype=torch.float32)
-    states: list[State] = []
-    # DDP reduces gradients during backward; those of shared labels would come after that.
-    with nullcontext() if ddp else model.layer.shared_labels():
-        for start in range(0, batch, micro_batch):
-            own = slice(start, min(batch, start + micro_batch))
-            share = (own.stop - own.start) / batch
-            carried = hidden and tuple(
-                tuple(tensor[:, own].contiguous() for tensor in layer) for layer in hidden
-            )
-            with ddp.no_sync() if ddp and own.stop < batch else nullcontext():
-                loss = trained(inputs[:, own], targets[:, own], carried, **options)
-                (loss.total * share).backward()
-            nll = nll + loss.nll * share
-            states.append(loss.state)
-    joined = tuple(
-        tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
-        for layers in zip(*states, strict=True)
-    )
-    return nll, joined
 
 
 def _flat(state: State) -> list[Tensor]:

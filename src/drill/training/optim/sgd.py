@@ -31,6 +31,9 @@ class FusedSgd(ScheduledOptimizer):
     _fused: bool = field(default=False, init=False, repr=False)
     _blocker: str | None = field(default=None, init=False, repr=False)
 
+    def build(self) -> Optimizer:
+        return torch.optim.SGD(self.groups(self.parameters), lr=self.lr)
+
     def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         super().setup(named)
         trained = list(self.parameters.values())
@@ -129,9 +132,6 @@ class Sgd(FusedSgd, RunScheduled):
         super().load(tensors, numbers)
         self.epochs = numbers.get("epochs", 0)
 
-    def build(self) -> Optimizer:
-        return torch.optim.SGD(self.groups(self.parameters), lr=self.lr)
-
 
 @dataclass(eq=False, kw_only=True)
 class Asgd(FusedSgd):
@@ -163,9 +163,6 @@ class NtAsgd(FusedSgd):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.trigger = NonMonotone(self.patience)
-
-    def build(self) -> Optimizer:
-        return torch.optim.SGD(self.groups(self.parameters), lr=self.lr)
 
     def epoch_ended(self, valid_loss: float) -> None:
         if self.trigger.update(valid_loss):
