@@ -93,20 +93,19 @@ class LanguageModelTask(Task):
         self.token_bytes = None if vocabulary is None else vocabulary.token_bytes
         self.windows = not model.encoder.carries_state
         whole = columns(ids.train, options.batch_size, "training.batch_size")
-        most, longest = f"at most the {len(ids.train):,} training tokens", len(ids.train)
-        check_value(options.bptt <= longest, "training.bptt", most, options.bptt, DataError)
-        if self.windows and len(whole) > options.bptt:  # all of one length: the rest is left out
-            whole = whole[: (len(whole) - 1) // options.bptt * options.bptt + 1]
+        bptt, most = options.bptt, f"at most the {len(ids.train):,} training tokens"
+        check_value(bptt <= len(ids.train), "training.bptt", most, bptt, DataError)
+        if self.windows and len(whole) > bptt:  # all of one length: the rest is left out
+            whole = whole[: (len(whole) - 1) // bptt * bptt + 1]
         self.data = world.columns(whole).to(device)  # (rows, B)
         self.in_order = self.data.clone() if options.partial_shuffle else self.data
         valid = columns(ids.valid, options.valid_batch_size, "training.valid_batch_size")
         self.valid = valid.to(device)
         # A text that is too short is an error now, not after training.
         self.test_text = columns(ids.test, options.test_batch_size, "training.test_batch_size")
-        bptt, seed = options.bptt, options.seed
         more = device.type == "cuda" and not self.windows
         self.read_at_once = max(bptt, READ_AT_ONCE) if more else bptt
-        length_seed = seed if options.length_seed is None else options.length_seed
+        length_seed = options.seed if options.length_seed is None else options.length_seed
         self.state = LanguageModelState(
             **self.initial_state(),
             epoch_size=self.data.shape[0],
@@ -121,24 +120,21 @@ class LanguageModelTask(Task):
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
-        options = self.options
-        of_loss = {name: getattr(options, name) for name in REGULARISERS} | {"check": False}
-        settings: dict[str, Any] = {
-            "bptt": options.bptt,
-            "autocast": self.autocast,
-            "options": of_loss,
-        }
-        model, micro_batch = self.model, options.micro_batch
+        options, model = self.options, self.model
+        micro_batch = options.micro_batch
         blocker = capture_blocker(
             model, self.optimizer, options.cuda_graphs, self.world.size, micro_batch
         )
-        if blocker is None:
-            self._step: Steps = RecordedSteps(model, self.data, self.optimizer, **settings)
-        else:
-            trained = data_parallel(model, self.world)
-            self._step = Steps(
-                trained, self.data, self.optimizer, micro_batch=micro_batch, **settings
-            )
+        kind: type[Steps] = Steps if blocker else RecordedSteps
+        self._step = kind(
+            data_parallel(model, self.world),
+            self.data,
+            self.optimizer,
+            bptt=options.bptt,
+            autocast=self.autocast,
+            micro_batch=micro_batch,
+            options={name: getattr(options, name) for name in REGULARISERS} | {"check": False},
+        )
 
     def batches(self) -> Iterator[Segment]:
         state, rows = self.state, self.data.shape[0]
@@ -183,7 +179,7 @@ class LanguageModelTask(Task):
             # Of sharded weights not interruptible: all processes must go on together.
             progress = None if self.sharded else watch("validation")
             found, *_ = self._evaluated(self.valid, progress=progress)
-        return found, {"valid_published": found.published_perplexity} | _bits("valid", found)
+        return found, {}
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
         """Not interruptible: it takes seconds."""
@@ -194,11 +190,7 @@ class LanguageModelTask(Task):
         self.state.tick()
         valid: Perplexity = self.state.best
         row = {"kind": "test", "epoch": self.state.best_epoch}
-        for split, found in (("valid", valid), ("test", test)):
-            row[f"{split}_loss"] = found.loss
-            row[f"{split}_perplexity"] = found.perplexity
-            row[f"{split}_published"] = found.published_perplexity
-            row |= _bits(split, found)
+        row |= valid.row("valid") | test.row("test")
         if self.vocabulary is not None:
             losses, targets = (each.flatten() for each in tokens)
             bands = vocabulary_bands(losses, targets, self.vocabulary, self.corpus)
@@ -212,11 +204,6 @@ class LanguageModelTask(Task):
         tokens, size = text[1:].numel(), predicted_bytes(text, self.token_bytes)
         nll = float(row["test_loss"]) * tokens
         return self.state.best, Perplexity(nll, tokens, text.shape[1], size)
-
-
-def _bits(split: str, found: Perplexity) -> dict[str, float]:
-    bits = found.bits_per_byte
-    return {} if bits is None else {f"{split}_bits_per_byte": bits}
 
 
 def text_checksum(ids: Ids) -> int:

@@ -38,6 +38,10 @@ class Score:
     def perplexity(self) -> float:
         return perplexity_of(self.loss)
 
+    def row(self, split: str) -> dict[str, float]:
+        """What a line of metrics has about it."""
+        return {f"{split}_loss": self.loss, f"{split}_perplexity": self.perplexity}
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -188,8 +192,7 @@ class TrainingState(abc.ABC):
         """A line of metrics.jsonl after a validation."""
         return {
             **self._row(self.loss if self.position > 0 else None, lr),
-            "valid_loss": score.loss,
-            "valid_perplexity": score.perplexity,
+            **score.row("valid"),
             "averaged": averaged,
             "best": best,
             "tokens": self.tokens,

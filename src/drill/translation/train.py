@@ -197,10 +197,8 @@ class TranslationTask(Task):
                 "epoch": state.best_epoch,  # of the best single weights
                 "weights": weights,
                 **({"averaged_steps": sorted(state.recent)} if weights == "averaged" else {}),
-                "valid_loss": valid.loss,
-                "valid_perplexity": valid.perplexity,
-                "test_loss": test.fit.loss,
-                "test_perplexity": test.fit.perplexity,
+                **valid.row("valid"),
+                **test.fit.row("test"),
                 "test_bleu": test.scores.bleu,
                 "test_tokenised_bleu": test.scores.tokenised_bleu,
                 "test_chrf": test.scores.chrf,
@@ -230,8 +228,7 @@ class TranslationTask(Task):
                     "kind": "average",
                     "epoch": state.last_epoch(),
                     "steps": sorted(state.recent),
-                    "valid_loss": valid.loss,
-                    "valid_perplexity": valid.perplexity,
+                    **valid.row("valid"),
                     "best": better,
                     "elapsed": state.elapsed,
                 }

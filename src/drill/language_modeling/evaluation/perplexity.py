@@ -67,6 +67,11 @@ class Perplexity(Score):
     def published_perplexity(self) -> float:
         return perplexity_of(self.published_loss)
 
+    def row(self, split: str) -> dict[str, float]:
+        row = super().row(split) | {f"{split}_published": self.published_perplexity}
+        bits = self.bits_per_byte
+        return row if bits is None else row | {f"{split}_bits_per_byte": bits}
+
 
 def perplexity(
     model: LanguageModel,
