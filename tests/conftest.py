@@ -1,6 +1,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():
 # After the variable: kernels read it when they are imported.
 from drill import files as user_cache
 from tests.tiny_place import typed
+from tests.tiny_texts import write_texts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -79,6 +81,34 @@ def onednn():
     before = torch.backends.mkldnn.enabled
     yield
     torch.backends.mkldnn.enabled = before
+
+
+@pytest.fixture
+def seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def default_ctrl_c():
+    """A process in the background may have been started with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory) -> Path:
+    """Own text files, which no test may change."""
+    return write_texts(tmp_path_factory.mktemp("place") / "texts")
+
+
+@pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch):
+    """An empty cache, and a known commit."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("DRILL_COMMIT", "0123abc")
 
 
 @pytest.fixture

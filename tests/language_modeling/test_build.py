@@ -19,45 +19,24 @@ from drill.language_modeling import build
 from drill.language_modeling import run as language_model_run
 from drill.language_modeling.build import dry_run, finetune_settings, language_model
 from drill.language_modeling.evaluation.perplexity import perplexity
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import LanguageModelRun, load_run
 from drill.layers import LAYERS
 from drill.tasks import train
-from drill.training.device import commit, pick_device
+from drill.training.device import pick_device
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.run.folder import RunFolder
-from drill.training.settings import Settings, read_settings, recipe, resolve_settings
-from tests.tiny_runs import all_of, interrupted_after, rows, text, unlike, weights
+from drill.training.settings import read_settings, recipe, resolve_settings
+from tests.tiny_runs import all_of, rows, unlike, weights
+from tests.tiny_tasks import stop
+from tests.tiny_texts import small, write_texts
 
-SMALL = [
-    "encoder.embedding_dim=8", "encoder.hidden_size=10", "training.bptt=10",
-    "training.batch_size=4", "training.epochs=2", "training.seed=3",
-]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setenv("DRILL_COMMIT", "0123abc")
-
-
-def write_texts(folder: Path) -> Path:
-    folder.mkdir()
-    for name, ids in zip(("train", "valid", "test"), text(), strict=True):
-        lines = (ids[i : i + 7] for i in range(0, len(ids), 7))
-        content = "\n".join(" ".join(f"w{word}" for word in line) for line in lines)
-        (folder / f"{name}.txt").write_text(content + "\n", encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> Path:
-    """Shared: tests that change a text use ``own_texts``."""
-    return write_texts(tmp_path_factory.mktemp("place") / "texts")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
 def own_texts(tmp_path) -> Path:
+    """For tests that change a text."""
     return write_texts(tmp_path / "texts")
 
 
@@ -73,23 +52,6 @@ def trained(texts) -> Path:
 def run(trained, tmp_path) -> Path:
     """A finished run of ``small(texts)``, trained once for all tests."""
     return shutil.copytree(trained, tmp_path / "run")
-
-
-def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
-    return recipe(name, [f"data.corpus={texts}", *SMALL, *changes])
-
-
-def stopped(monkeypatch, settings: Settings, folder: Path, steps: int) -> None:
-    """Train, with Ctrl-C after ``steps`` steps."""
-    real = language_model_run.build_optimizer
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            language_model_run,
-            "build_optimizer",
-            lambda settings: interrupted_after(steps, real(settings)),
-        )
-        with pytest.raises(KeyboardInterrupt):
-            train(settings, folder, device="cpu")
 
 
 # -- a run and back -------------------------------------------------------------------------------
@@ -150,14 +112,14 @@ SGD = ["optimizer.lr=2", "optimizer.max_grad_norm=1"]  # for 40 steps
         ),
     ],
 )
-def test_further_encoders_train_and_resume(tmp_path, texts, monkeypatch, name, changes):
+def test_further_encoders_train_and_resume(tmp_path, texts, name, changes):
     dropout = [f"encoder.dropout_{site}=0.05" for site in ("input", "output", "state")]
     changes = [*changes, *dropout, "training.compile=false", "training.epochs=3"]
     settings = small(texts, *changes, name=name)
     assert train(settings, tmp_path / "whole", device="cpu", quiet=True).finished
     losses = [row["train_loss"] for row in rows(tmp_path / "whole") if row["kind"] == "epoch"]
     assert losses[-1] < losses[0] - 0.05
-    stopped(monkeypatch, settings, tmp_path / "run", 15)
+    stop(settings, tmp_path / "run", 15)
     train(settings, tmp_path / "run", device="cpu", quiet=True)
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
     run = load_run(tmp_path / "run", device="cpu")
@@ -189,10 +151,9 @@ def test_environment_of_a_run(run):
 
 
 def test_run_resumes_from_another_folder(tmp_path, own_texts, monkeypatch):
-    texts = own_texts
     monkeypatch.chdir(tmp_path)
-    stopped(monkeypatch, small(Path(texts.name)), Path("run"), 14)
-    monkeypatch.chdir(texts)
+    stop(small(Path(own_texts.name)), Path("run"), 14)
+    monkeypatch.chdir(own_texts)
     assert train(small(Path(".")), tmp_path / "run", device="cpu").finished
     monkeypatch.chdir("/")
     assert len(load_run(tmp_path / "run", device="cpu").ids.test) > 0
@@ -247,27 +208,26 @@ def test_every_layer_trains_and_loads(tmp_path, texts, layer):
 # -- which weights --------------------------------------------------------------------------------
 
 
-def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, texts, monkeypatch):
-    stopped(monkeypatch, small(texts), tmp_path / "run", 3)
-    run = load_run(tmp_path / "run", device="cpu")
-    assert run.weights == "last"
-    last = weights(run.folder.last)
+def assert_weights(run: LanguageModelRun, which: str) -> None:
+    assert run.weights == which
+    saved, prefix = weights(getattr(run.folder, which)), "model/" if which == "last" else ""
     for name, p in run.model.named_parameters():
-        assert torch.equal(p, last[f"model/{name}"])
-    with pytest.raises(CheckpointError, match="there is no such checkpoint"):
+        assert torch.equal(p, saved[f"{prefix}{name}"])
+
+
+def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, texts):
+    stop(small(texts), tmp_path / "run", 3)
+    assert_weights(load_run(tmp_path / "run", device="cpu"), "last")
+    with pytest.raises(CheckpointError, match="best"):
         load_run(tmp_path / "run", "best", device="cpu")
 
 
 def test_either_weights_on_request(run):
-    for which, prefix in (("best", ""), ("last", "model/")):
-        found = load_run(run, which, "cpu")
-        assert found.weights == which
-        saved_ones = weights(getattr(found.folder, which))
-        for name, p in found.model.named_parameters():
-            assert torch.equal(p, saved_ones[f"{prefix}{name}"])
+    for which in ("best", "last"):
+        assert_weights(load_run(run, which, "cpu"), which)
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------
 
 
 def test_other_settings_raise_but_for_epochs_and_saving(texts, run):
@@ -281,21 +241,19 @@ def test_other_settings_raise_but_for_epochs_and_saving(texts, run):
     assert read_settings(run / "recipe.toml") == more
 
 
-def test_changed_text_raises(tmp_path, own_texts, monkeypatch):
-    texts = own_texts
-    stopped(monkeypatch, small(texts), tmp_path / "run", 14)
+def test_changed_text_raises(tmp_path, own_texts):
+    settings = small(own_texts)
+    stop(settings, tmp_path / "run", 14)
     before = all_of(tmp_path / "run")
-    path = texts / "train.txt"
+    path = own_texts / "train.txt"
     first, second, *rest = path.read_text().splitlines()
-    path.write_text("\n".join([second, first, *rest]) + "\n")  # the same words
-    with pytest.raises((DataError, RunFolderError), match="text has changed"):
-        train(small(texts), tmp_path / "run", device="cpu")
-    path.write_text("\n".join([first, second, *rest, "w1 w2 w3"]) + "\n")
-    with pytest.raises((DataError, RunFolderError), match="text has changed"):
-        train(small(texts), tmp_path / "run", device="cpu")
+    for changed in ([second, first, *rest], [first, second, *rest, "w1 w2 w3"]):  # the same words
+        path.write_text("\n".join(changed) + "\n")
+        with pytest.raises((DataError, RunFolderError), match="text has changed"):
+            train(settings, tmp_path / "run", device="cpu")
     assert unlike(all_of(tmp_path / "run"), before) == []
     path.write_text("\n".join([first, second, *rest]) + "\n")
-    assert train(small(texts), tmp_path / "run", device="cpu").finished
+    assert train(settings, tmp_path / "run", device="cpu").finished
 
 
 def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts, caplog):
@@ -365,9 +323,7 @@ def test_settings_of_finetuning(tmp_path, texts):
     assert read_settings(tmp_path / "f.toml") == found
 
 
-def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
-    tmp_path, run, monkeypatch
-):
+def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(tmp_path, run):
     given = load_run(run, device="cpu")
     before = perplexity(given.model, given.ids.valid, bptt=10)
     settings = finetune_settings(run)
@@ -375,7 +331,7 @@ def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(
     first = rows(tmp_path / "whole")[0]
     assert (first["epoch"], first["valid_loss"]) == (0, before.loss)
     assert all(row["averaged"] for row in rows(tmp_path / "whole")[1:-1])
-    stopped(monkeypatch, settings, tmp_path / "fine", 14)
+    stop(settings, tmp_path / "fine", 14)
     shutil.rmtree(run)
     assert train(settings, tmp_path / "fine", device="cpu").finished
     assert unlike(all_of(tmp_path / "fine"), all_of(tmp_path / "whole")) == []
@@ -401,15 +357,13 @@ def test_run_of_adamw_is_not_finetuned(tmp_path, texts, name):
         finetune_settings(tmp_path)
 
 
-def test_a_layer_that_reads_one_state_names_the_key(texts):
-    with pytest.raises(SettingsError, match=r"encoder\.output_layers"):
-        dry_run(recipe("ptb-tied", [f"data.corpus={texts}", "encoder.output_layers=2"]))
-
-
-def test_settings_of_label_maps_need_label_maps(texts):
-    changes = [f"data.corpus={texts}", "optimizer.map_warmup=0.1"]
-    with pytest.raises(SettingsError, match=r"optimizer\.map_"):
-        dry_run(recipe("ptb-tied", changes))
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [("encoder.output_layers=2", r"encoder\.output_"), ("optimizer.map_warmup=0.1", r"\.map_")],
+)
+def test_settings_that_the_layer_cannot_use_are_named(texts, change, key):
+    with pytest.raises(SettingsError, match=key):
+        dry_run(recipe("ptb-tied", [f"data.corpus={texts}", change]))
 
 
 def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, texts, run, monkeypatch):
@@ -445,21 +399,15 @@ def test_damaged_weights_are_named_with_those_that_are_left(run):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("optimizer.lr=-1", r"^optimizer\.lr: must be "),
-        ("layer.dropout=2", r"^layer\.dropout: must be "),
-        ("layer.name=doc layer.experts=[1,2]", r"^layer\.experts: must be "),
-        ("encoder.layers=0", r"^encoder\.layers: must be "),
-    ],
-)
-def test_settings_are_checked_before_a_text_is_fetched(tmp_path, change, said, monkeypatch):
-    def fetched(*_: object, **__: object) -> None:
-        raise AssertionError("the text was read first")
-
-    monkeypatch.setattr(build, "read_corpus", fetched)
-    with pytest.raises(SettingsError, match=said):
-        train(recipe("ptb-drill-2", change.split()), tmp_path / "run", device="cpu")
+    "changes",
+    ["optimizer.lr=-1", "layer.dropout=2", "layer.name=doc layer.experts=[1,2]",
+     "encoder.layers=0"],
+)  # fmt: skip
+def test_settings_are_checked_before_a_text_is_fetched(tmp_path, changes, monkeypatch):
+    monkeypatch.setattr(build, "read_corpus", None)
+    key = changes.split()[-1].partition("=")[0]
+    with pytest.raises(SettingsError, match=f"^{key}: must be "):
+        train(recipe("ptb-drill-2", changes.split()), tmp_path / "run", device="cpu")
 
 
 @pytest.mark.slow
@@ -476,21 +424,6 @@ def test_dry_run_needs_neither_memory_nor_the_compiler():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-
-
-# -- parts ----------------------------------------------------------------------------------------
-
-
-def test_commit_is_that_of_the_environment_or_of_the_checkout(monkeypatch):
-    assert commit() == "0123abc"
-    monkeypatch.delenv("DRILL_COMMIT")
-    found = commit()
-    assert found is None or len(found) >= 7
-    monkeypatch.setenv("PATH", "")
-    assert commit() is None
-
-
-# -- the model of a recipe ------------------------------------------------------------------------
 
 
 def test_embedding_starts_small_and_every_row_is_trained(texts):

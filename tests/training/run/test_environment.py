@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,23 +12,21 @@ from drill.training import device as machine
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings
-from tests.language_modeling.test_build import own_cache, small, stopped, texts  # noqa: F401 - fixtures
 from tests.tiny_runs import rows, with_a_test_at
+from tests.tiny_tasks import stop
+from tests.tiny_texts import small
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TEN_MINUTES = "training.max_minutes=10"
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def read(folder: Path) -> dict:
     return json.loads((folder / "environment.json").read_text())
 
 
-def test_every_resume_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
+def test_every_resume_is_added(tmp_path, texts, monkeypatch):
     folder = tmp_path / "run"
-    stopped(monkeypatch, small(texts), folder, 5)
+    stop(small(texts), folder, 5)
     first = read(folder)
     assert "resumed" not in first
     for commit, epochs in (("later", 1), ("latest", 2)):
@@ -42,7 +41,7 @@ def test_every_resume_is_added(tmp_path, texts, monkeypatch):  # noqa: F811
     assert all(set(each) < set(first) for each in starts)
 
 
-def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, texts):  # noqa: F811
+def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, texts):
     folder = tmp_path / "run"
     still = ("optimizer.lr=100", "training.patience=0")  # soon an epoch is worse than the best
     settings = small(texts, *still, "training.epochs=9", name="ptb-tied")
@@ -53,7 +52,7 @@ def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, texts
     assert (folder / "environment.json").read_bytes() == before
 
 
-def test_time_in_tests_ends_no_run(tmp_path, texts):  # noqa: F811
+def test_time_in_tests_ends_no_run(tmp_path, texts):
     folder = tmp_path / "run"
     for epochs in (1, 2):
         train(small(texts, f"training.epochs={epochs}"), folder, device="cpu")
@@ -64,23 +63,14 @@ def test_time_in_tests_ends_no_run(tmp_path, texts):  # noqa: F811
     assert has_ended(RunFolder(folder), small(texts, "training.epochs=3", TEN_MINUTES))
 
 
-def killed(monkeypatch, settings, folder: Path) -> None:
-    """A command that ends with its first checkpoint not yet written."""
-
-    def kill(*arguments: object, **options: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr("drill.training.run.checkpoint.save", kill)
-        with pytest.raises(SystemExit):
-            train(settings, folder, device="cpu")
-
-
 @pytest.mark.parametrize("epochs", [2, 3])
-def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, monkeypatch, epochs):  # noqa: F811
+def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, monkeypatch, epochs):
     folder = tmp_path / "run"
     train(small(texts), folder, device="cpu")
-    killed(monkeypatch, small(texts, "training.epochs=3"), folder)
+    with monkeypatch.context() as patch:  # it ends with its first checkpoint not yet written
+        patch.setattr("drill.training.run.checkpoint.save", lambda *_, **__: sys.exit())
+        with pytest.raises(SystemExit):
+            train(small(texts, "training.epochs=3"), folder, device="cpu")
     monkeypatch.setenv("DRILL_COMMIT", "later")
     settings = small(texts, f"training.epochs={epochs}")
     assert train(settings, folder, device="cpu").epoch == epochs
@@ -114,10 +104,15 @@ def git(place: Path, *words: str) -> None:
     subprocess.run(["git", *who, *words], cwd=place, check=True, capture_output=True)
 
 
-def test_the_commit_is_drills_and_not_that_of_a_repository_around_it(repository):
+def test_the_commit_is_drills_and_not_that_of_a_repository_around_it(repository, monkeypatch):
     assert machine.commit() is None
     git(repository, "add", "machine.py")
     git(repository, "commit", "-q", "-m", "the source")
     assert len(machine.commit()) >= 7
     (repository / "machine.py").write_text("changed")
     assert machine.commit().endswith("+")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert machine.commit() is None
+    monkeypatch.setenv("DRILL_COMMIT", "0123abc")
+    assert machine.commit() == "0123abc"

@@ -9,19 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from drill.language_modeling import run as language_model_run
 from drill.language_modeling import train as training
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
 from drill.training.signals import GracefulShutdown, reraise_signal
-from drill.translation import run as translation_run
-from tests.language_modeling.test_build import small, write_texts
-from tests.tiny_runs import interrupted_after
+from tests.tiny_tasks import MT, RUNS, interrupted
+from tests.tiny_texts import small, write_texts
 from tests.tiny_translation_place import small as small_translator
 from tests.tiny_translation_place import write_pairs
 
-TASKS = ["language model", "translator"]
 STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train resumes, or drill"
 
 
@@ -41,40 +38,35 @@ def usual_handlers():
         signal.signal(each, handler)
 
 
-def interrupted(monkeypatch, task: str, number: int = signal.SIGINT) -> Settings:
-    """Settings whose training is sent a signal after its third step."""
-    module = translation_run if task == "translator" else language_model_run
-    real = module.build_optimizer
-    monkeypatch.setattr(
-        module, "build_optimizer", lambda held: interrupted_after(3, real(held), number)
-    )
-    if task == "translator":
+def settings_of(task: str) -> Settings:
+    if task == MT:
         write_pairs(Path("pairs"))
         return small_translator()
     return small(write_texts(Path("texts")))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on(monkeypatch, task):
-    with monkeypatch.context() as patch:
-        settings = interrupted(patch, task)
-        with pytest.raises(KeyboardInterrupt, match=re.escape(f"{STOPPED} train 'runs/a b'")):
-            train(settings, "runs/a b", device="cpu", quiet=True)
+@pytest.mark.parametrize("task", RUNS)
+def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on(task):
+    settings = settings_of(task)
+    wanted = re.escape(f"{STOPPED} train 'runs/a b'")
+    with interrupted(task, 3), pytest.raises(KeyboardInterrupt, match=wanted):
+        train(settings, "runs/a b", device="cpu", quiet=True)
     assert RunFolder("runs/a b").last_numbers()["step"] == 3
     assert train(settings, "runs/a b", device="cpu", quiet=True).test is not None
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(monkeypatch, caplog, task):
+@pytest.mark.parametrize("task", RUNS)
+def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog, task):
     heard = []
 
     def handler(number: int, frame: object) -> None:
         with RunFolder("runs/a b").locked():
             heard.append(RunFolder("runs/a b").last_numbers()["step"])
 
-    settings = interrupted(monkeypatch, task, signal.SIGTERM)
+    settings = settings_of(task)
     signal.signal(signal.SIGTERM, handler)
-    outcome = train(settings, "runs/a b", device="cpu", quiet=True)
+    with interrupted(task, 3, signal.SIGTERM):
+        outcome = train(settings, "runs/a b", device="cpu", quiet=True)
     assert heard == [3]
     assert STOPPED in caplog.text
     assert (outcome.finished, outcome.interrupted) == (False, True)  # who handles it may look
@@ -83,13 +75,10 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(monkeypatch, ca
 @pytest.mark.slow
 def test_sigterm_ends_the_process(tmp_path):
     program = """
-import signal, sys
-from pathlib import Path
-import pytest
-from tests.training.run.test_interrupted_runs import interrupted, train
-with pytest.MonkeyPatch.context() as patch:
-    settings = interrupted(patch, "language model", signal.SIGTERM)
-    train(settings, "runs/a b", device="cpu")
+import signal
+from tests.training.run.test_interrupted_runs import LM, interrupted, settings_of, train
+with interrupted(LM, 3, signal.SIGTERM):
+    train(settings_of(LM), "runs/a b", device="cpu")
 print("went on")
 """
     root = Path(__file__).parents[3]
@@ -101,10 +90,11 @@ print("went on")
     assert RunFolder(tmp_path / "runs/a b").last_numbers()["step"] == 3
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_who_asks_for_it_gets_the_unfinished_outcome(monkeypatch, task):
-    settings = interrupted(monkeypatch, task)
-    outcome = train(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
+@pytest.mark.parametrize("task", RUNS)
+def test_unfinished_outcome_is_returned_on_request(task):
+    settings = settings_of(task)
+    with interrupted(task, 3):
+        outcome = train(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
     assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
     assert outcome.signal == signal.SIGINT
 

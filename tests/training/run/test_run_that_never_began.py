@@ -9,8 +9,8 @@ from drill.errors import CheckpointError
 from drill.files import WriteError
 from drill.training.run.folder import RunFolder
 from drill.translation import run as translation_run
-from tests.tiny_place import make_place
-from tests.tiny_translation_place import set_by_command, write_pairs
+from tests.tiny_runs import contents
+from tests.tiny_translation_place import set_by_command
 
 MODEL = ("train", "tiny.toml", "--device", "cpu")
 TRANSLATOR = ("train", "mt-demo", *set_by_command(), "--device", "cpu")
@@ -22,17 +22,6 @@ FAULTS = {
     "bptt": ("--set", f"training.bptt={2**62}"),
     "corpus": ("--set", "data.corpus=nowhere"),
 }
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = make_place(tmp_path_factory.mktemp("place"))
-    write_pairs(folder / "pairs")
-    return folder
-
-
-def contents(folder: Path) -> dict[Path, bytes | None]:
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def fails(drill, *words: str) -> None:
