@@ -30,12 +30,7 @@ from tests.tiny_tasks import LM, MT, TASKS
 from tests.tiny_translations import small_optimizer, small_training
 
 
-@pytest.fixture(autouse=True)
-def default_handlers():
-    """A process in the background may have been started with Ctrl-C ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 
 
 def signal_at(patch, owner: object, name: str, number: int, which: int = 1) -> None:

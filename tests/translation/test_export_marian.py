@@ -27,15 +27,9 @@ from drill.translation.search.search import Decoding, beam_search
 
 transformers = pytest.importorskip("transformers", reason="the exported folder is for transformers")
 
+pytestmark = pytest.mark.usefixtures("seeded")
 d, WORDS = 16, 40
 both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -27,18 +27,12 @@ from drill.translation.search.decoding import Decoding, Hypothesis, encoded_once
 from drill.translation.search.sampling import sample
 from drill.translation.search.search import beam_search, greedy
 
+pytestmark = pytest.mark.usefixtures("seeded")
 PAD, BOS, EOS, WORDS = 0, 1, 2, (3, 4, 5)
 V, d = 6, 8
 SHORT = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=4)
 ALL = sum(len(WORDS) ** n for n in range(4))  # translations of at most 3 words and an <eos>
 SOURCES = [[3, 4, 5, 3, 2], [5, 2], [4, 4, 2], [], [3, 5, 4, 5, 5, 3, 2]]
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def make(seed: int = 0, layer=DeepResidual, eos: float = 0.0, dropout: float = 0.5) -> Translator:

@@ -23,11 +23,7 @@ from drill.training.optim import (
 )
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 @pytest.fixture
