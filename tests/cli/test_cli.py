@@ -51,12 +51,7 @@ def test_layers_that_need_equal_widths_say_so():
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--vocabulary", "1"),
-        ("--tokens", "many"),
-        ("--joint", "2.5"),
-    ],
+    ("option", "value"), [("--vocabulary", "1"), ("--tokens", "many"), ("--joint", "2.5")]
 )
 def test_a_wrong_number_ends_in_one_sentence(option, value):
     done = drill("layers", option, value)

@@ -32,15 +32,10 @@ def test_recipes_as_json(drill):
     assert deep.pop("about").startswith("4 label maps")
     timed = deep.pop("measured")
     assert deep == {
-        "name": "ptb-drill-4",
-        "task": "language-model",
-        "corpus": "ptb",
-        "layer": "deep-residual 4",
-        "device": "cuda",
-        "epochs": 1000,
-        "max_steps": None,
+        "name": "ptb-drill-4", "task": "language-model", "corpus": "ptb",
+        "layer": "deep-residual 4", "device": "cuda", "epochs": 1000, "max_steps": None,
         "max_minutes": None,
-    }
+    }  # fmt: skip
     assert (timed["epochs"], timed["device"]) == (1, "NVIDIA H200")
     assert found["mt-demo"]["device"] == "cpu"
     assert found["ptb-mos"]["measured"] is None

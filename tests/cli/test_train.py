@@ -55,10 +55,7 @@ def test_a_summary_comes_before_training(drill):
 
 @pytest.mark.parametrize(
     ("name", "changes", "noted"),
-    [
-        ("few", ["training.epochs=1"], "about 22 updates"),
-        ("enough", ["training.epochs=5"], None),
-    ],
+    [("few", ["training.epochs=1"], "about 22 updates"), ("enough", ["training.epochs=5"], None)],
 )
 def test_few_updates_are_noted(drill, name, changes, noted):
     words = (*TINY, "--name", name, *sets(*changes))

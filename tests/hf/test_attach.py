@@ -16,22 +16,14 @@ from tests.hf.tiny_models import CONFIGS, FAMILIES, T, V, auto, batch, build, lo
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 
 WRAPPERS = {
-    "mixture": {"experts": 2},
-    "sampled": {"samples": 5},
-    "adaptive": {"cutoffs": [30]},
-    "sigsoftmax": {},
-    "plif": {"pieces": 9},
-    "softcap": {"cap": 5.0},
-    "mixtape": {"experts": 2},
+    "mixture": {"experts": 2}, "sampled": {"samples": 5}, "adaptive": {"cutoffs": [30]},
+    "sigsoftmax": {}, "plif": {"pieces": 9}, "softcap": {"cap": 5.0}, "mixtape": {"experts": 2},
     "doc": {"experts": [2]},
-}
+}  # fmt: skip
 LAYERS = {
-    "deep-residual": {"depth": 2},
-    "tied": {},
-    "full": {},
-    "bilinear": {"zero_start": False},
+    "deep-residual": {"depth": 2}, "tied": {}, "full": {}, "bilinear": {"zero_start": False},
     "dual": {"zero_start": False, "joint_size": 24},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

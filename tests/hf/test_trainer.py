@@ -25,18 +25,10 @@ def examples(count=16):
 
 def train(folder, model, resume=None, data=None, **options):
     options = {
-        "max_steps": STEPS,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 0.01,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "seed": 1,
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_steps": 1,
-    } | options
+        "max_steps": STEPS, "per_device_train_batch_size": 4, "learning_rate": 0.01,
+        "lr_scheduler_type": "constant", "optim": "sgd", "seed": 1, "use_cpu": True,
+        "report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1,
+    } | options  # fmt: skip
     arguments = T.TrainingArguments(output_dir=str(folder), **options)
     data = data or examples()
     trainer = T.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
@@ -82,10 +74,7 @@ def test_it_trains_like_a_loop_with_cross_entropy_of_the_logits(tmp_path):
 def test_gradient_accumulation_divides_by_the_tokens_of_the_whole_batch(family, tmp_path):
     whole = train(tmp_path / "1", fresh(family))
     parts = train(
-        tmp_path / "2",
-        fresh(family),
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=4,
+        tmp_path / "2", fresh(family), per_device_train_batch_size=1, gradient_accumulation_steps=4
     )
     assert_same(whole.model, parts.model)
     assert losses(whole) == pytest.approx(losses(parts), abs=1e-3)

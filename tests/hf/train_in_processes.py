@@ -5,12 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate import (
-    Accelerator,
-    DistributedType,
-    FullyShardedDataParallelPlugin,
-    PartialState,
-)
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 

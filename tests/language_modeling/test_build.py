@@ -135,19 +135,11 @@ def test_environment_of_a_run(run):
     kernels = [kernel.split(" ")[0] for kernel in found.pop("kernels")]
     assert kernels == ["LSTM", "labels", "loss", "steps"]
     assert found == {
-        "drill": __version__,
-        "commit": "0123abc",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "precision": "float32",
-        "tf32": False,
-        "seed": 3,
-        "world_size": 1,
-        "working_folder": str(Path.cwd()),
-        "parameters": model.parameter_count(),
-        "vocabulary_size": model.layer.vocabulary_size,
-    }
+        "drill": __version__, "commit": "0123abc", "python": platform.python_version(),
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "precision": "float32",
+        "tf32": False, "seed": 3, "world_size": 1, "working_folder": str(Path.cwd()),
+        "parameters": model.parameter_count(), "vocabulary_size": model.layer.vocabulary_size,
+    }  # fmt: skip
 
 
 def test_run_resumes_from_another_folder(tmp_path, own_texts, monkeypatch):

@@ -71,18 +71,10 @@ def test_every_layer_is_as_token_by_token(name):
 @pytest.mark.parametrize(
     ("window", "bptt"),
     [
-        (1, 1),
-        (1, 100),
-        (3, 2),
-        (10, 9),
-        (10, 10),
-        (10, 11),
-        (43, 44),
-        (44, 44),
-        (100, 1),
+        (1, 1), (1, 100), (3, 2), (10, 9), (10, 10), (10, 11), (43, 44), (44, 44), (100, 1),
         (100, 100),
     ],
-)
+)  # fmt: skip
 def test_neither_chunks_nor_their_blocks_change_the_result(window, bptt, monkeypatch):
     model, ids = language_model(), text(45)
     truth = slow_cache(model, ids, window, **STRONG)

@@ -221,15 +221,10 @@ def test_damaged_file_is_an_error(tmp_path, content):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("lr", -1.0),
-        ("lr", math.nan),
-        ("lamb", math.inf),
-        ("epsilon", 0.0),
-        ("epsilon", math.nan),
-        ("limit", 0),
-        ("bptt", 0),
+        ("lr", -1.0), ("lr", math.nan), ("lamb", math.inf), ("epsilon", 0.0), ("epsilon", math.nan),
+        ("limit", 0), ("bptt", 0),
     ],
-)
+)  # fmt: skip
 def test_invalid_settings_raise(option, value):
     model = language_model()
     statistics = gradient_statistics(model, text(100), batch_size=4)

@@ -27,16 +27,9 @@ LOSSES = np.array([8.0, 6.0, 4.0, 5.0, 1.0, 2.0, 0.0, 9.0])
 def test_bands_by_hand():
     bands = frequency_bands(LOSSES, TARGETS, COUNTS)
     assert [band.label for band in bands] == [
-        "never",
-        "1 to 49",
-        "50 to 99",
-        "100 to 249",
-        "250 to 499",
-        "500 to 999",
-        "1,000 to 2,499",
-        "2,500 to 4,999",
-        "5,000 and more",
-    ]
+        "never", "1 to 49", "50 to 99", "100 to 249", "250 to 499", "500 to 999", "1,000 to 2,499",
+        "2,500 to 4,999", "5,000 and more",
+    ]  # fmt: skip
     assert bands[0] == Band(0, 1, types=1, tokens=1, loss=9.0)
     assert bands[1] == Band(1, 50, types=2, tokens=3, loss=18.0)
     assert bands[2] == Band(50, 100, types=1, tokens=1, loss=5.0)

@@ -200,8 +200,7 @@ def test_unknown_words_of_a_prompt():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"temperature": -1.0}, {"tokens": 0}, {"samples": 0}, {"prompt": f"a {EOS} b"}],
+    "options", [{"temperature": -1.0}, {"tokens": 0}, {"samples": 0}, {"prompt": f"a {EOS} b"}]
 )
 def test_invalid_options_raise_before_the_first_word(options):
     with pytest.raises(ValueError, match=next(iter(options))):

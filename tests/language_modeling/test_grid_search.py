@@ -120,10 +120,7 @@ def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
     assert [cell.settings for cell in cells] == POINTS
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "[]", "{}", '{"searches": 3}', "\x00"],
-)
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"searches": 3}', "\x00"])
 def test_damaged_file_is_named(tmp_path, content):
     path = tmp_path / "search.json"
     path.write_text(content)

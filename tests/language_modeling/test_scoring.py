@@ -21,14 +21,9 @@ from tests.language_modeling.words import CLOSED, VOCABULARY, WORDS, begun, log_
 
 END = WORDS.index(EOS)
 LINES = [
-    "the boat is late",
-    "",
-    "a lamp",
-    "the whale is lit and the fish is late",
-    "sea",
-    "  the   boat is late \n",
-    " ".join(["the", "sea", "is", "a", "lamp"] * 4),
-]
+    "the boat is late", "", "a lamp", "the whale is lit and the fish is late", "sea",
+    "  the   boat is late \n", " ".join(["the", "sea", "is", "a", "lamp"] * 4),
+]  # fmt: skip
 
 
 def slow_score(model: LanguageModel, line: str, start: State) -> list[float]:

@@ -302,8 +302,7 @@ def test_text_too_short_to_test_raises_before_training(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("layer", "micro_batch"),
-    [("deep-residual", 1), ("mixture", 3), ("adaptive", 3)],
+    ("layer", "micro_batch"), [("deep-residual", 1), ("mixture", 3), ("adaptive", 3)]
 )
 def test_micro_batches_train_as_the_whole_batch_does(tmp_path, layer, micro_batch):
     options = {"dropout": 0.0, "dtype": torch.float64, "epochs": 1}
@@ -344,15 +343,12 @@ def test_precision_is_set_for_the_run_only(tmp_path, precision, inside, before):
 @pytest.mark.parametrize(
     ("precision", "device", "capability", "expected"),
     [
-        ("auto", "cpu", (9, 0), "float32"),
-        ("auto", "cuda", (7, 5), "tf32"),
-        ("auto", "cuda", (8, 0), "bfloat16"),
-        ("tf32", "cuda", (8, 0), "tf32"),
-        ("tf32", "cpu", (8, 0), "float32"),
-        ("tf32", "mps", (8, 0), "float32"),
+        ("auto", "cpu", (9, 0), "float32"), ("auto", "cuda", (7, 5), "tf32"),
+        ("auto", "cuda", (8, 0), "bfloat16"), ("tf32", "cuda", (8, 0), "tf32"),
+        ("tf32", "cpu", (8, 0), "float32"), ("tf32", "mps", (8, 0), "float32"),
         ("bfloat16", "cpu", (8, 0), "bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_precision_of_a_device(monkeypatch, precision, device, capability, expected):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert resolve_precision(precision, torch.device(device)) == expected

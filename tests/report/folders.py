@@ -59,15 +59,10 @@ def epoch_row(epoch: int, valid: float, seconds: float = 12.5, **more: Any) -> d
 
 def test_row(epoch: int, valid: float, test: float, elapsed: float) -> dict[str, Any]:
     return {
-        "kind": "test",
-        "epoch": epoch,
-        "valid_perplexity": valid,
-        "valid_published": valid - 0.03,
-        "test_loss": math.log(test),
-        "test_perplexity": test,
-        "test_published": test - 0.001,
+        "kind": "test", "epoch": epoch, "valid_perplexity": valid, "valid_published": valid - 0.03,
+        "test_loss": math.log(test), "test_perplexity": test, "test_published": test - 0.001,
         "elapsed": elapsed,
-    }
+    }  # fmt: skip
 
 
 test_row.__test__ = False  # type: ignore[attr-defined]  # a row, not a test
@@ -91,21 +86,11 @@ def write_run(
     text = RECIPE.format(recipe=recipe, layer=layer, options=options, epochs=len(valid), seed=seed)
     (folder / "recipe.toml").write_text(text, encoding="utf-8")
     about = {
-        "drill": "0.1.0",
-        "commit": "abc1234",
-        "python": "3.12.3",
-        "torch": "2.11.0",
-        "device": "NVIDIA H200",
-        "threads": 2,
-        "precision": "tf32",
-        "seed": seed,
-        "world_size": 1,
-        "command": ["drill", "train", recipe],
-        "parameters": parameters,
-        "vocabulary_size": 10_000,
-        "started": "2026-11-15T08:00:00+00:00",
-        **environment,
-    }
+        "drill": "0.1.0", "commit": "abc1234", "python": "3.12.3", "torch": "2.11.0",
+        "device": "NVIDIA H200", "threads": 2, "precision": "tf32", "seed": seed, "world_size": 1,
+        "command": ["drill", "train", recipe], "parameters": parameters, "vocabulary_size": 10_000,
+        "started": "2026-11-15T08:00:00+00:00", **environment,
+    }  # fmt: skip
     (folder / "environment.json").write_text(json.dumps(about), encoding="utf-8")
     half = len(valid) // 2
     rows = [epoch_row(n, each, seconds, averaged=n > half) for n, each in enumerate(valid, start=1)]

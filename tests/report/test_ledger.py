@@ -65,18 +65,12 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         ],
         "starts": [],
         "settings": {
-            "recipe": "ptb-tied",
-            "data": {"corpus": "ptb"},
-            "encoder": {"widths": [400, 1150, 1150, 400]},
-            "layer": {"name": "tied"},
-            "optimizer": {"lr": 30.0},
-            "training": {"epochs": 3, "seed": 28},
+            "recipe": "ptb-tied", "data": {"corpus": "ptb"},
+            "encoder": {"widths": [400, 1150, 1150, 400]}, "layer": {"name": "tied"},
+            "optimizer": {"lr": 30.0}, "training": {"epochs": 3, "seed": 28},
         },
-        "changes": [
-            "encoder.widths: none -> [400, 1150, 1150, 400]",
-            "training.epochs: 500 -> 3",
-        ],
-    }
+        "changes": ["encoder.widths: none -> [400, 1150, 1150, 400]", "training.epochs: 500 -> 3"],
+    }  # fmt: skip
     assert read(path) == [row]
 
 
@@ -127,12 +121,9 @@ def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path):
     row = record(run, path, "later", now=NOW)
     assert path.read_bytes().startswith(before)
     assert json.loads(lines(path)[1]) == {
-        "kind": "evaluation",
-        "fingerprint": first.fingerprint,
-        "evaluation": dynamic,
-        "recorded": "2026-11-15T09:30:00+00:00",
-        "note": "later",
-    }
+        "kind": "evaluation", "fingerprint": first.fingerprint, "evaluation": dynamic,
+        "recorded": "2026-11-15T09:30:00+00:00", "note": "later",
+    }  # fmt: skip
     assert read(path) == [row]  # one result, however often it is evaluated
     assert row == dataclasses.replace(first, evaluations=[dynamic])
     with pytest.raises(AlreadyRecorded):
@@ -234,8 +225,7 @@ def test_rows_of_other_versions_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b'{"kind": "result"', b"[]", b"\xff\xfe", b'{"kind": "result"}', b'{"some": "thing"}'],
+    "line", [b'{"kind": "result"', b"[]", b"\xff\xfe", b'{"kind": "result"}', b'{"some": "thing"}']
 )
 def test_a_damaged_line_is_named_and_nothing_is_appended(tmp_path, line):
     path = tmp_path / "runs.jsonl"

@@ -34,12 +34,7 @@ from drill.report.page.figures import (
 )
 from drill.report.page.page import check_replaceable
 from drill.report.results.runs import read_runs
-from tests.report.folders import (
-    of_weights,
-    perplexities,
-    write_evaluations,
-    write_run,
-)
+from tests.report.folders import of_weights, perplexities, write_evaluations, write_run
 from tests.report.hostile import HOSTILE
 from tests.report.page_reader import Page, figures
 
@@ -110,14 +105,9 @@ def test_a_page_has_what_the_runs_have(tmp_path, runs, words):
     )
     headings = [said for tag, said in page.said if tag == "h2"]
     assert headings == [
-        "Results",
-        "Learning curves",
-        "Time to a perplexity",
-        "Rare and frequent words",
-        "Samples",
-        "Ledgers",
-        "Settings and environment",
-    ]
+        "Results", "Learning curves", "Time to a perplexity", "Rare and frequent words", "Samples",
+        "Ledgers", "Settings and environment",
+    ]  # fmt: skip
     assert (len(figures(text)), len(figures(text, "bars"))) == (4, 2)
     assert ("h1", "Three runs") in page.said
     for shown in (
@@ -211,12 +201,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path, runs, words):
 
 def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
     found = run_styles(read_runs(runs), ["drill-1", "elsewhere"])
-    assert found == {
-        "tied": "c0 d0",
-        "drill-1": "c1 d0",
-        "drill-2": "c1 d1",
-        "elsewhere": "c2 d0",
-    }
+    assert found == {"tied": "c0 d0", "drill-1": "c1 d0", "drill-2": "c1 d1", "elsewhere": "c2 d0"}
     many = assign_styles([[f"{n}{m}" for m in range(3)] for n in range(COLOURS * DASHES // 3)])
     assert len(set(many.values())) == COLOURS * DASHES  # no two look alike
 

@@ -217,13 +217,9 @@ def test_the_last_evaluation_of_each_kind_split_and_setting_counts(tmp_path):
     folder = write_run(tmp_path / "run")
     assert read_run(folder).evaluations == ()
     dynamic = {
-        **of_weights(folder),
-        "kind": "dynamic",
-        "split": "test",
-        "perplexity": 52.0,
-        "published": 51.9,
-        "lr": 1e-4,
-    }
+        **of_weights(folder), "kind": "dynamic", "split": "test", "perplexity": 52.0,
+        "published": 51.9, "lr": 1e-4,
+    }  # fmt: skip
     rows = [
         {**dynamic, "perplexity": 60.0},
         dynamic,

@@ -17,18 +17,9 @@ from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_training
 from drill.translation.state import TranslationState
 from drill.translation.translate import Search
-from tests.tiny_runs import (
-    after,
-    all_of,
-    finished,
-    interrupted_after,
-    rows,
-    small_run,
-    unlike,
-)
+from tests.tiny_runs import after, all_of, finished, interrupted_after, rows, small_run, unlike
 from tests.tiny_tasks import LM, MT, TASKS
 from tests.tiny_translations import small_optimizer, small_training
-
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 

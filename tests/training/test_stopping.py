@@ -15,14 +15,7 @@ from drill.training.progress import epoch_line
 from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
 from drill.translation.evaluate import TranslationLoss
-from tests.tiny_runs import (
-    after,
-    all_of,
-    interrupted_after,
-    rows,
-    small_run,
-    unlike,
-)
+from tests.tiny_runs import after, all_of, interrupted_after, rows, small_run, unlike
 from tests.tiny_tasks import LM, MT, TASKS, Task, both_tasks
 from tests.tiny_translations import small_optimizer, small_training
 
@@ -243,33 +236,18 @@ def test_schedule_follows_the_limit_that_comes_first(tmp_path):
 # -- invalid options ------------------------------------------------------------------------------
 
 OF_BOTH = [
-    {"epochs": 0},
-    {"validate_every": 0},
-    {"log_every": 0},
-    {"checkpoint_seconds": -1.0},
-    {"checkpoint_seconds": math.nan},
-    {"seed": -1},
-    {"patience": -1},
-    {"max_minutes": 0.0},
-    {"max_minutes": math.nan},
-    {"precision": "float8"},
-]
+    {"epochs": 0}, {"validate_every": 0}, {"log_every": 0}, {"checkpoint_seconds": -1.0},
+    {"checkpoint_seconds": math.nan}, {"seed": -1}, {"patience": -1}, {"max_minutes": 0.0},
+    {"max_minutes": math.nan}, {"precision": "float8"},
+]  # fmt: skip
 OF_LANGUAGE_MODELS = [
-    {"micro_batch": 0},
-    {"adversarial": -0.1},
-    {"adversarial": math.nan},
-    {"state_reset": 1.0},
-    {"batch_size": 399},
-    {"batch_size": 200},
-    {"valid_batch_size": 100},
-]
+    {"micro_batch": 0}, {"adversarial": -0.1}, {"adversarial": math.nan}, {"state_reset": 1.0},
+    {"batch_size": 399}, {"batch_size": 200}, {"valid_batch_size": 100},
+]  # fmt: skip
 OF_TRANSLATORS = [
-    {"max_steps": 0},
-    {"gradient_accumulation_steps": 0},
-    {"average_checkpoints": 0},
-    {"label_smoothing": 1.0},
-    {"length_penalty": math.inf},
-]
+    {"max_steps": 0}, {"gradient_accumulation_steps": 0}, {"average_checkpoints": 0},
+    {"label_smoothing": 1.0}, {"length_penalty": math.inf},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

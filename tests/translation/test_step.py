@@ -13,17 +13,8 @@ from drill.translation.step import (
     kernel_summary,
     make_captured_gradients,
 )
-from tests.tiny_runs import (
-    interrupted_after,
-    rows,
-    weights,
-)
-from tests.tiny_translations import (
-    small_data,
-    small_optimizer,
-    small_training,
-    small_translator,
-)
+from tests.tiny_runs import interrupted_after, rows, weights
+from tests.tiny_translations import small_data, small_optimizer, small_training, small_translator
 
 CPU = torch.device("cpu")
 
@@ -113,11 +104,8 @@ def test_interrupted_run_of_replays_is_the_same_run(tmp_path):
     def trained(name: str, optimizer=None):
         model = small_translator("deep-residual").cuda()
         options = {
-            "pad_to_multiple_of": 8,
-            "cuda_graphs": True,
-            "epochs": 4,
-            "average_checkpoints": 2,
-        }
+            "pad_to_multiple_of": 8, "cuda_graphs": True, "epochs": 4, "average_checkpoints": 2,
+        }  # fmt: skip
         return small_training(tmp_path / name, optimizer=optimizer, model=model, **options)
 
     trained("whole")
@@ -154,13 +142,10 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({}, None),
-        ({"cuda_graphs": False}, "asked for"),
-        ({"device": CPU}, "not cpu"),
-        ({"compile": True}, "training.compile"),
-        ({"world_size": 4}, "several processes"),
+        ({}, None), ({"cuda_graphs": False}, "asked for"), ({"device": CPU}, "not cpu"),
+        ({"compile": True}, "training.compile"), ({"world_size": 4}, "several processes"),
     ],
-)
+)  # fmt: skip
 def test_capture_blocker(options, fault):
     usual = {"cuda_graphs": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
     found = capture_blocker(**{**usual, **options})

@@ -8,16 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drill.data import (
-    BEGIN,
-    END,
-    IGNORE_INDEX,
-    PAD,
-    DataError,
-    FilterReport,
-    PairBatches,
-    Pairs,
-)
+from drill.data import BEGIN, END, IGNORE_INDEX, PAD, DataError, FilterReport, PairBatches, Pairs
 
 
 def pairs_of(source, target):

@@ -14,17 +14,10 @@ pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 SUBWORDS = Subwords.train(["a b c d e f"], size=259)  # bytes: as many ids as characters
 TEXT = ParallelText.from_pairs(
     [
-        ("abc", "def"),
-        ("", "def"),
-        ("abc", " \t"),
-        ("abc", "def"),
-        ("abc", "fed"),
-        ("a", "d"),
-        ("abc" * 4, "def"),
-        ("abc" * 2, "def"),
-        ("abc" * 7, "def" * 7),
+        ("abc", "def"), ("", "def"), ("abc", " \t"), ("abc", "def"), ("abc", "fed"), ("a", "d"),
+        ("abc" * 4, "def"), ("abc" * 2, "def"), ("abc" * 7, "def" * 7),
     ]
-)
+)  # fmt: skip
 FILTERS = Filters(minimum=2, maximum=20, ratio=2.0)
 
 
@@ -60,15 +53,11 @@ def test_each_filter_counts_what_it_drops():
 @pytest.mark.parametrize(
     ("filters", "kept"),
     [
-        (KEEP_ALL, 9),
-        (replace(KEEP_ALL, minimum=1), 7),
-        (replace(KEEP_ALL, maximum=12), 8),
-        (replace(KEEP_ALL, maximum=11), 7),
-        (replace(KEEP_ALL, ratio=4.0), 9),
-        (replace(KEEP_ALL, ratio=3.9), 8),
-        (replace(KEEP_ALL, deduplicate=True), 8),
+        (KEEP_ALL, 9), (replace(KEEP_ALL, minimum=1), 7), (replace(KEEP_ALL, maximum=12), 8),
+        (replace(KEEP_ALL, maximum=11), 7), (replace(KEEP_ALL, ratio=4.0), 9),
+        (replace(KEEP_ALL, ratio=3.9), 8), (replace(KEEP_ALL, deduplicate=True), 8),
     ],
-)
+)  # fmt: skip
 def test_one_filter_alone(filters, kept):
     assert len(encode(TEXT, SUBWORDS, filters)) == kept
 

@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from drill.layers import DeepResidual
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
-from drill.training.optim import (
-    AveragedSgd,
-    NonMonotone,
-    averaged,
-    inverse_sqrt,
-    one_cycle,
-)
-
+from drill.training.optim import AveragedSgd, NonMonotone, averaged, inverse_sqrt, one_cycle
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

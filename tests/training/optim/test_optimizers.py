@@ -179,10 +179,7 @@ WRONG = {
     "average alone": {"average": "ema"},
     "ema_decay": {"average_from": 0.5, "average": "ema", "ema_decay": 1.0},
 }
-WRONG_OF_SGD = {
-    "lr_decay": {"lr_decay": 0.9},
-    "lr_decay_after": {"lr_decay_after": -1},
-}
+WRONG_OF_SGD = {"lr_decay": {"lr_decay": 0.9}, "lr_decay_after": {"lr_decay_after": -1}}
 WRONG_OF_ADAMW = {
     "average_patience": {"average_from": 0.5, "average_patience": 0},
     "average_patience alone": {"average_patience": 3},

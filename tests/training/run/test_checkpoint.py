@@ -24,16 +24,10 @@ DTYPES = [
 ]  # fmt: skip
 
 NUMBERS = {
-    "third": 1 / 3,
-    "smallest": 5e-324,
-    "rate": 1.2e-6,
-    "large": 2**63 + 1,
-    "nothing": None,
-    "no": False,
-    "unlimited": math.inf,
-    "lists": [[], [1, 2.5, "three"]],
+    "third": 1 / 3, "smallest": 5e-324, "rate": 1.2e-6, "large": 2**63 + 1, "nothing": None,
+    "no": False, "unlimited": math.inf, "lists": [[], [1, 2.5, "three"]],
     "words": "Größe \U0001f600",
-}
+}  # fmt: skip
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
