@@ -3,6 +3,8 @@
 import json
 import math
 from collections import OrderedDict
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -44,14 +46,23 @@ def train(
             optimizer.epoch_ended(losses[i])
 
 
+def begin(optimizer: ScheduledOptimizer) -> tuple[nn.Module, ScheduledOptimizer]:
+    """A new model, and its optimizer."""
+    net = model()
+    optimizer.setup(net.named_parameters())
+    return net, optimizer
+
+
 def values(net: nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in net.parameters()]
 
 
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_sgd_is_clipped_decayed_and_scaled_by_the_sampled_length():
-    net = model()
-    optimizer = Sgd(2.0, weight_decay=0.1, max_grad_norm=0.25)
-    optimizer.setup(net.named_parameters())
+    net, optimizer = begin(Sgd(2.0, weight_decay=0.1, max_grad_norm=0.25))
     net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
     before, grads = values(net), [p.grad.clone() for p in net.parameters()]
     norm = math.sqrt(sum(float(g.square().sum()) for g in grads))
@@ -65,24 +76,21 @@ def test_sgd_is_clipped_decayed_and_scaled_by_the_sampled_length():
 
 def test_nt_asgd_is_sgd_then_averaged_sgd():
     losses = (5.0, 4.0, 3.0, 4.5)
-    net, other = model(), model()
-    optimizer, plain = NtAsgd(0.1, patience=1), Sgd(0.1)
-    optimizer.setup(net.named_parameters())
-    plain.setup(other.named_parameters())
+    (net, optimizer), (other, plain) = begin(NtAsgd(0.1, patience=1)), begin(Sgd(0.1))
     train(optimizer, net, 4, losses=losses)  # 4.5 > min(5, 4) ends SGD
     train(plain, other, 4)
-    assert all(torch.equal(a, b) for a, b in zip(values(net), values(other), strict=True))
+    assert same(values(net), values(other))
     assert isinstance(optimizer.optimizer, AveragedSgd)
     assert not optimizer.averaging  # no average before a step
     before = values(net)
     with optimizer.averaged_weights():
-        assert all(torch.equal(a, b) for a, b in zip(values(net), before, strict=True))
+        assert same(values(net), before)
     train(optimizer, net, 3, start=4)
     assert optimizer.averaging
     held = values(net)
     with optimizer.averaged_weights():
-        assert not all(torch.equal(a, b) for a, b in zip(values(net), held, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(values(net), held, strict=True))
+        assert not same(values(net), held)
+    assert same(values(net), held)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
@@ -126,16 +134,14 @@ def test_rates_over_a_run(kind, settings, wanted):
 
 
 def resumed(optimizer: ScheduledOptimizer, settings: dict) -> ScheduledOptimizer:
-    again = type(optimizer)(**settings)
-    again.setup(model().named_parameters())
+    _, again = begin(type(optimizer)(**settings))
     again.load(optimizer.tensors(), json.loads(json.dumps(optimizer.numbers())))
     return again
 
 
 def test_rates_decay_by_epochs():
     settings = {"lr": 8.0, "lr_decay": 2.0, "lr_decay_after": 2}
-    optimizer, found = Sgd(**settings), []
-    optimizer.setup(model().named_parameters())
+    (_, optimizer), found = begin(Sgd(**settings)), []
     for epoch in range(5):
         found.append(optimizer.rate(0.3))
         optimizer.epoch_ended(1.0)
@@ -146,8 +152,7 @@ def test_rates_decay_by_epochs():
 
 def test_averaging_starts_early_without_better_validations():
     settings = {"lr": 0.01, "average_from": 0.9, "average_patience": 2}
-    optimizer, net, found = AdamW(**settings), model(), []
-    optimizer.setup(net.named_parameters())
+    (net, optimizer), found = begin(AdamW(**settings)), []
     for i, loss in enumerate((5.0, 4.0, 4.5, 3.0, 3.0, 3.5, 9.0)):
         train(optimizer, net, 1, start=i)
         found.append(optimizer.averaging)
@@ -237,8 +242,7 @@ def test_shares_by_hand():
 
 @every_average
 def test_averages_are_those_of_the_iterates_from_the_start_on(name):
-    net, optimizer = model(), AVERAGED[name]()
-    optimizer.setup(net.named_parameters())
+    net, optimizer = begin(AVERAGED[name]())
     iterates = []
     for i in range(10):
         train(optimizer, net, 1, start=i)  # progress is i / 40: averaged from the fifth step on
@@ -254,46 +258,20 @@ def test_averages_are_those_of_the_iterates_from_the_start_on(name):
         for found, each in zip(values(net), late, strict=True):
             expected = (each * weights.view(-1, *[1] * (each.dim() - 1))).sum(0)
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    assert all(torch.equal(a, b) for a, b in zip(values(net), before, strict=True))
+    assert same(values(net), before)
 
 
 @every_average
 def test_averages_leave_training_as_it_is(name):
-    net, other = model(), model()
-    optimizer, plain = AVERAGED[name](), (Sgd if "sgd" in name else AdamW)(0.05)
-    optimizer.setup(net.named_parameters())
-    plain.setup(other.named_parameters())
+    net, optimizer = begin(AVERAGED[name]())
+    other, plain = begin((Sgd if "sgd" in name else AdamW)(0.05))
     train(optimizer, net, 10)
     train(plain, other, 10)
-    assert all(torch.equal(a, b) for a, b in zip(values(net), values(other), strict=True))
-
-
-@every_average
-@pytest.mark.parametrize("cut", [0, 4, 5, 8])
-def test_resumed_averages_are_bit_exact(name, cut):
-    whole, part = model(), model()
-    straight = AVERAGED[name]()
-    straight.setup(whole.named_parameters())
-    train(straight, whole, 10)
-    first = AVERAGED[name]()
-    first.setup(part.named_parameters())
-    train(first, part, cut)
-    tensors = {key: value.clone() for key, value in first.tensors().items()}
-    second = AVERAGED[name]()
-    second.setup(part.named_parameters())
-    second.load(tensors, first.numbers())
-    assert second.averaging == (cut > 4)
-    train(second, part, 10 - cut, start=cut)
-    assert second.numbers() == straight.numbers()
-    assert second.tensors().keys() == straight.tensors().keys()
-    for key, tensor in straight.tensors().items():
-        assert torch.equal(second.tensors()[key], tensor), key
-    assert all(torch.equal(a, b) for a, b in zip(values(part), values(whole), strict=True))
+    assert same(values(net), values(other))
 
 
 def test_averaging_goes_on_when_the_run_is_given_more_time():
-    net, optimizer = model(), Sgd(0.05, average_from=0.5)
-    optimizer.setup(net.named_parameters())
+    net, optimizer = begin(Sgd(0.05, average_from=0.5))
     for progress in (0.4, 0.6, 0.3):
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
         optimizer.step(70, 70, progress)
@@ -302,8 +280,7 @@ def test_averaging_goes_on_when_the_run_is_given_more_time():
 
 @every_average
 def test_the_start_of_an_average_is_another_phase_before_its_first_step(name):
-    net, optimizer = model(), AVERAGED[name]()
-    optimizer.setup(net.named_parameters())
+    net, optimizer = begin(AVERAGED[name]())
     train(optimizer, net, 2)
     before = optimizer.phase
     optimizer.prepare(0.05)
@@ -326,8 +303,7 @@ def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(mon
 
     monkeypatch.setattr(sgd_step, "unsupported_reason", lambda tensors: None)  # as on a GPU
     monkeypatch.setattr(sgd_step, "sgd_step", launched)
-    net, optimizer = model(), Sgd(2.0, schedule="linear", average_from=0.5)
-    optimizer.setup(net.named_parameters())
+    net, optimizer = begin(Sgd(2.0, schedule="linear", average_from=0.5))
     for progress in (0.25, 0.5, 0.75):
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
         optimizer.step(35, 70, progress)
@@ -357,9 +333,7 @@ def test_adamw_goes_without_a_mean_of_gradients():
 
 
 def test_adamw_decays_matrices_only():
-    net = model()
-    optimizer = AdamW(0.1, weight_decay=0.5)
-    optimizer.setup(net.named_parameters())
+    _, optimizer = begin(AdamW(0.1, weight_decay=0.5))
     decays = {
         p.dim(): g["weight_decay"] for g in optimizer.optimizer.param_groups for p in g["params"]
     }
@@ -385,9 +359,7 @@ def test_adamw_that_is_not_decoupled_is_adam():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_autograd_counts_every_step(name):
-    net = model()
-    optimizer = OPTIMIZERS[name](0.1)
-    optimizer.setup(net.named_parameters())
+    net, optimizer = begin(OPTIMIZERS[name](0.1))
     before = [p._version for p in net.parameters()]
     train(optimizer, net, 1)
     assert all(p._version > old for p, old in zip(net.parameters(), before, strict=True))
@@ -428,8 +400,7 @@ def test_one_pass_gets_the_numbers_of_every_group(kind, monkeypatch):
     seen = []
     monkeypatch.setattr(sgd_step, "unsupported_reason", lambda tensors: None)  # as on a GPU
     monkeypatch.setattr(sgd_step, "sgd_step", lambda groups, *, clip: seen.extend(groups))
-    net, optimizer = model(), kind(2.0, weight_decay=0.1, **MAPS)
-    optimizer.setup(net.named_parameters())
+    net, optimizer = begin(kind(2.0, weight_decay=0.1, **MAPS))
     train(optimizer, net, 1, start=10)
     assert [[p.shape for p in each.weights] for each in seen] == [
         [p.shape for p in part.parameters()] for part in (net.encoder, net.layer)
@@ -438,25 +409,32 @@ def test_one_pass_gets_the_numbers_of_every_group(kind, monkeypatch):
     assert [float(each.numbers[0]) for each in seen] == pytest.approx([2.0, 1.0])
 
 
-@pytest.mark.parametrize("maps", [{}, MAPS])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("cut", [0, 2, 6])
-def test_a_resumed_optimizer_is_bit_exact(name, cut, maps):
-    losses = (5.0, 4.0, 3.0, 4.5)
-    whole, part = model(), model()
-    straight = OPTIMIZERS[name](0.05, **maps)
-    straight.setup(whole.named_parameters())
-    train(straight, whole, 10, losses=losses)
+EVERY = {name: partial(kind, 0.05) for name, kind in OPTIMIZERS.items()}
+EVERY |= {f"{name} maps": partial(kind, 0.05, **MAPS) for name, kind in OPTIMIZERS.items()}
 
-    first = OPTIMIZERS[name](0.05, **maps)
-    first.setup(part.named_parameters())
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [*product(EVERY, (0, 2, 6)), *product(AVERAGED, (0, 4, 5, 8))]
+)
+def test_a_resumed_optimizer_is_bit_exact(name, cut):
+    losses = () if name in AVERAGED else (5.0, 4.0, 3.0, 4.5)
+    make = (EVERY | AVERAGED)[name]
+    whole, straight = begin(make())
+    train(straight, whole, 10, losses=losses)
+    part, first = begin(make())
     train(first, part, cut, losses=losses)
     tensors = {key: value.clone() for key, value in first.tensors().items()}
-    second = OPTIMIZERS[name](0.05, **maps)
+    second = make()
     second.setup(part.named_parameters())
     second.load(tensors, first.numbers())
+    if name in AVERAGED:
+        assert second.averaging == (cut > 4)
     train(second, part, 10 - cut, start=cut, losses=losses)
-    assert all(torch.equal(a, b) for a, b in zip(values(part), values(whole), strict=True))
+    assert second.numbers() == straight.numbers()
+    assert second.tensors().keys() == straight.tensors().keys()
+    for key, tensor in straight.tensors().items():
+        assert torch.equal(second.tensors()[key], tensor), key
+    assert same(values(part), values(whole))
 
 
 def test_adamw_on_a_cpu_is_the_fused_adamw_of_torch():
