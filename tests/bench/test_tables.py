@@ -15,9 +15,6 @@ BENCHMARKS = tables.read_rows("h200.jsonl")
 SIZE = {"size": "ptb", "tokens": 1400, "labels": 10_000, "width": 400, "dtype": "float32"}
 
 
-# -- pages ----------------------------------------------------------------------------------------
-
-
 def test_every_page_is_what_the_rows_say():
     found = tables.pages()
     assert len(found) == 5

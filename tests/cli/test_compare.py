@@ -82,9 +82,6 @@ def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
     assert (code, "--reference" in err) == (1, True)
 
 
-# -- drill analyse --------------------------------------------------------------------------------
-
-
 def test_analyse_prints_bands_and_ranks(drill, place):
     code, out, _ = drill("analyse", "runs/tiny", "runs/more", "--device", "cpu")
     assert code == 0

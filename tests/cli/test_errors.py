@@ -116,9 +116,6 @@ def test_errors_are_one_line(fails, words, key):
     fails(*words, key=key)
 
 
-# -- closed pipes ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -159,9 +156,6 @@ def test_what_is_read_before_a_pipe_is_closed_was_written(drill, monkeypatch):
     assert (code, err) == (141, "")
 
 
-# -- kernels that this machine does not have -------------------------------------------------------
-
-
 def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
     given = ["encoder.impl=graph", "layer.inner.impl=triton"]
     mixture = recipe("ptb-mos-drill", given)
@@ -199,9 +193,6 @@ def test_a_translator_is_loaded_for_any_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr("drill.translation.run.fill", lambda *given: None)
     load_translation(tmp_path, device="cpu")
     assert [settings.encoder["impl"] for settings in asked] == ["auto"]
-
-
-# -- missing texts and packages --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

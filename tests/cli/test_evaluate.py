@@ -313,9 +313,6 @@ def test_equal_weights_have_equal_fingerprints(drill, place):
     assert (best.when, list(last.when)) == ({"epoch": 2}, ["step"])
 
 
-# -- mistakes --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "key"),
     [

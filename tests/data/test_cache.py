@@ -107,8 +107,6 @@ def test_keys_of_different_parts_differ():
     assert len({cache_key("kind", *parts) for parts in keys} | {cache_key("other", "a")}) == 7
 
 
-# -- what is cached -------------------------------------------------------------------------------
-
 LINES = ["the cat sat", "the dog sat down"]
 TEXT = "\n".join(LINES) + "\n"
 VOCABULARY = Vocabulary.over_splits(LINES)

@@ -197,9 +197,6 @@ def test_every_layer_trains_and_loads(tmp_path, texts, layer):
     assert perplexity(run.model, run.ids.valid, bptt=10) == outcome.valid
 
 
-# -- which weights --------------------------------------------------------------------------------
-
-
 def assert_weights(run: LanguageModelRun, which: str) -> None:
     assert run.weights == which
     saved, prefix = weights(getattr(run.folder, which)), "model/" if which == "last" else ""

@@ -172,9 +172,6 @@ def test_limit_reads_the_beginning_only():
     assert few.best.result.tokens == 20
 
 
-# -- the model is left as it was ------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_it_is_the_same():
     model, ids = language_model(), text(300)

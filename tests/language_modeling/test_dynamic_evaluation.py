@@ -80,9 +80,6 @@ def slow_dynamic(
     return nll
 
 
-# -- the equations --------------------------------------------------------------------------------
-
-
 @every_layer
 def test_statistics_and_losses_of_every_layer_are_those_of_the_equation(name):
     model, train, test = language_model(name), text(130), text(38, seed=1)
@@ -111,9 +108,6 @@ def test_decay_never_goes_past_the_initial_weights():
     assert found == pytest.approx(slow_dynamic(model, test, MS, 5, **strong), rel=1e-9)
 
 
-# -- what is read ---------------------------------------------------------------------------------
-
-
 def test_limit_reads_the_beginning_only():
     model, ids = language_model(), text(60)
     statistics = gradient_statistics(model, ids, batch_size=4)
@@ -121,9 +115,6 @@ def test_limit_reads_the_beginning_only():
     assert found == dynamic_perplexity(model, ids[:21], statistics, **STRONG)
     assert found.tokens == 20
     assert dynamic_perplexity(model, ids, statistics, limit=1000).tokens == 59
-
-
-# -- the model is left as it was ------------------------------------------------------------------
 
 
 def test_frozen_parameters_stay_where_they_are():

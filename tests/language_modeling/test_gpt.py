@@ -81,9 +81,6 @@ def run(place, monkeypatch):
     return load("runs/gpt", device="cpu")
 
 
-# -- the vocabulary --------------------------------------------------------------------------------
-
-
 def test_subwords_count_bytes_and_bring_the_text_back(place, run):
     vocabulary = run.vocabulary
     assert isinstance(vocabulary, SubwordVocabulary)
@@ -211,9 +208,6 @@ def test_run_that_was_untied_is_loaded(drill, place):
     found = load("runs/untied", device="cpu")
     assert type(found.model.layer).__name__ == "FullSoftmax"
     assert found.perplexity().loss == pytest.approx(found.folder.rows()[-1]["test_loss"], rel=1e-6)
-
-
-# -- recipes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "millions"), [("gpt-drill", 14), ("gpt-medium-drill", 50)])

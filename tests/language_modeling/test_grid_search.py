@@ -128,9 +128,6 @@ def test_damaged_file_is_named(tmp_path, content):
         run(path)
 
 
-# -- the search of dynamic evaluation -------------------------------------------------------------
-
-
 def tune(model, statistics, path=None, **options):
     calls = []
     given_ = {"lrs": (0.0, 0.01), "lambs": (0.01, 0.5), "limit": 40, **options}

@@ -66,9 +66,6 @@ def test_token_losses_come_in_reading_order():
     assert found.sum().item() == pytest.approx(perplexity(model, ids, batch_size=3).nll)
 
 
-# -- the model is left as it was ------------------------------------------------------------------
-
-
 def test_labels_are_encoded_once():
     model, calls = language_model("deep residual 2"), []
     model.layer.maps[0].register_forward_hook(lambda *_: calls.append(1))

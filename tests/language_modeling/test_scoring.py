@@ -166,9 +166,6 @@ def test_any_lines_are_scored(lines):
         assert set(scored.unknown) == set(line.split()) - (set(WORDS) - {UNK})
 
 
-# -- line_start ---------------------------------------------------------------------------------
-
-
 def slow_start(model, longest=LONGEST):
     dice = np.random.default_rng(0).random((longest, SAMPLED))
     states = []

@@ -288,9 +288,6 @@ def test_async_loss_of_a_cpu_is_known_at_once():
     assert AsyncLoss(CPU)(state, ALONE) == 2.0
 
 
-# -- on a GPU -------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
 @pytest.mark.parametrize(

@@ -259,9 +259,6 @@ def test_nt_asgd_starts_to_average_after_the_epoch_that_triggers(tmp_path, monke
     assert best == [1, 2, 6, 7, 9, 10]
 
 
-# -- the end --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layer", ["tied", "mixture", "sampled"])
 def test_outcome_is_that_of_the_saved_weights(tmp_path, layer):
     model = small_model(layer)
@@ -296,9 +293,6 @@ def test_text_too_short_to_test_raises_before_training(tmp_path):
     with pytest.raises(DataError, match="columns"):
         small_run(tmp_path / "run", ids=ids, test_batch_size=4)
     assert not (tmp_path / "run").exists()
-
-
-# -- micro-batches --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -429,9 +423,6 @@ def test_tokens_per_second_excludes_validation(tmp_path, monkeypatch):
     for row in [row for row in RunFolder(tmp_path).rows() if row["kind"] == "epoch"][:2]:
         trained = row["tokens"] / row["tokens_per_second"]
         assert 0.0 < trained <= row["seconds"] - 0.3
-
-
-# -- rows of metrics.jsonl ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", ["nt-asgd", "late adamw"])

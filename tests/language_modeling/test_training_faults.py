@@ -31,8 +31,6 @@ from tests.tiny_runs import (
 
 EPOCH = 11  # steps of an epoch of ``small_run``
 
-# -- NaN and infinity -----------------------------------------------------------------------------
-
 
 def poisoned(path: Path, step: int, value: float, name: str = "layer.bias", **options) -> str:
     """Train with one number of a parameter set to ``value`` after ``step``; returns the message."""
@@ -137,9 +135,6 @@ def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch
     assert "the loss became nan in epoch 2" in poisoned(tmp_path, 1, math.nan)
     small_run(tmp_path, "deep-residual")
     assert unlike(all_of(tmp_path), finished(small_run, "deep-residual")) == []
-
-
-# -- a full disk ----------------------------------------------------------------------------------
 
 
 def full_from(count: int, act: Callable[..., None]) -> Callable[..., None]:

@@ -205,9 +205,6 @@ def test_unusable_arguments(tmp_path):
     assert not path.exists()
 
 
-# -- older, damaged and foreign files -------------------------------------------------------------
-
-
 def test_rows_of_other_versions_are_read(tmp_path):
     path = tmp_path / "runs.jsonl"
     resumed = [{"commit": "def5678"}]
@@ -253,9 +250,6 @@ def test_a_last_line_without_its_end(tmp_path, end):
 @pytest.mark.parametrize("name", ["h200", "cpu"])
 def test_benchmark_rows_are_skipped(name):
     assert read(ROOT / "results" / f"{name}.jsonl") == []
-
-
-# -- writing --------------------------------------------------------------------------------------
 
 
 def test_writers_at_the_same_time_lose_and_double_nothing(tmp_path):

@@ -174,9 +174,6 @@ def test_a_ledger_as_a_table(tmp_path):
     assert row["recorded"].startswith("20")
 
 
-# -- curves ---------------------------------------------------------------------------------------
-
-
 def test_few_epochs_are_all_shown_and_of_many_a_selection():
     assert selected_epochs([1, 2, 3]) == [1, 2, 3]
     assert selected_epochs([]) == []

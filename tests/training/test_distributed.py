@@ -205,9 +205,6 @@ def test_what_the_first_process_does_alone_may_take_longer_than_what_all_do(tmp_
         assert out == "learnt\n", err[-2000:]
 
 
-# -- the world of one -----------------------------------------------------------------------------
-
-
 def test_processes_that_read_different_checkpoints_are_an_error(tmp_path, monkeypatch):
     """As from folders that are not shared; they would wait for each other until the time is up."""
     small_run(tmp_path, optimizer=interrupted_after(13, "sgd"))

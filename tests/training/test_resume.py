@@ -149,9 +149,6 @@ def test_the_files_of_a_run_do_not_depend_on_how_often_it_is_saved(tmp_path):
     assert unlike(all_of(tmp_path / "rarely"), all_of(tmp_path / "always")) == []
 
 
-# -- kill -9 --------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def kill_harness(tmp_path_factory) -> tuple[Path, dict]:
     """Many runs of killed processes, see tests/kill_harness.py."""
@@ -194,9 +191,6 @@ def test_a_killed_run_of_a_recipe_leaves_no_half_files(kill_harness):
 
     for name in report["from_the_start"]["runs"]:
         assert files(name) == files("whole")
-
-
-# -- what a resume refuses and allows -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", ["language model", "translator"])

@@ -348,9 +348,6 @@ def test_what_is_no_toml_names_the_file(tmp_path, raw):
     assert refused(name=str(path)).startswith(f"{path}: is not TOML (")
 
 
-# -- comparing ------------------------------------------------------------------------------------
-
-
 def test_differences_name_what_two_runs_may_not_differ_in():
     mine = recipe("ptb-drill-4")
     assert mine.differences(mine.changed(training={"epochs": 3, "checkpoint_seconds": 9.0})) == []

@@ -131,9 +131,6 @@ def test_interrupted_translator_has_the_same_patience(tmp_path):
     assert unlike(all_of(tmp_path / "pieces"), all_of(tmp_path / "whole")) == []
 
 
-# -- initial weights ------------------------------------------------------------------------------
-
-
 @both_tasks
 def test_initial_weights_stay_the_best_if_nothing_is_better(tmp_path, scripted, task):
     scripted(task, 2.0, 3.0, 2.5, 2.1, 2.0)
@@ -232,8 +229,6 @@ def test_schedule_follows_the_limit_that_comes_first(tmp_path):
     assert first == pytest.approx(0.01 * 0.5 * (1 + math.cos(math.pi * 4 / 9)), rel=1e-3)
     assert last == pytest.approx(0.0, abs=1e-6)
 
-
-# -- invalid options ------------------------------------------------------------------------------
 
 OF_BOTH = [
     {"epochs": 0}, {"validate_every": 0}, {"log_every": 0}, {"checkpoint_seconds": -1.0},

@@ -120,8 +120,6 @@ def test_any_line_gives_words_without_spaces(line, language):
     assert all(word.split() == [word] for word in words(line, language))
 
 
-# -- tokenizers of other languages -----------------------------------------------------------------
-
 CHINESE = ["他今天在家里睡觉。"], ["他昨天在家里睡觉。"]
 JAPANESE = ["犬はソファで寝ています。"], ["犬は今ソファで寝ています。"]
 NO_MECAB = importlib.util.find_spec("MeCab") is None

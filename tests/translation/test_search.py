@@ -125,9 +125,6 @@ def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
         assert a.score == pytest.approx(b.score, abs=1e-10)
 
 
-# -- the best of all ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0, -0.5])
 def test_wide_beam_finds_the_best_of_all_translations(alpha):
     for seed, eos in ((0, 0.0), (1, -1.5)):

@@ -21,8 +21,6 @@ from drill.translation.translate import Search
 from tests.tiny_runs import after, all_of, finished, rows, unlike, weights
 from tests.tiny_translations import small_data, small_training, small_translator
 
-# -- what a run keeps -----------------------------------------------------------------------------
-
 
 def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):
     data = small_data()
@@ -128,9 +126,6 @@ def test_more_epochs_remove_an_older_average(tmp_path):
     assert seen == [False]
     train("b", 4, constant())
     assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
-
-
-# -- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

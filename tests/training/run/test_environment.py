@@ -79,9 +79,6 @@ def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, mo
     assert [row["kind"] for row in rows(folder)] == ["epoch"] * epochs + ["test"]
 
 
-# -- the commit -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def repository(tmp_path, monkeypatch) -> Path:
     """A repository with a file of drill's in it that git does not know."""

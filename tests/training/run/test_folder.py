@@ -189,9 +189,6 @@ def test_links_and_pipes_are_not_written_through(folder, tmp_path, name, kind):
     assert victim.read_bytes() == b"mine"
 
 
-# -- TensorBoard ----------------------------------------------------------------------------------
-
-
 class Board:
     """Stands in for TensorBoard's writer."""
 
@@ -246,9 +243,6 @@ def test_tensorboard_shows_only_the_rows_after_a_resume_cut(folder, monkeypatch)
         (1.0, 8),
         (0.5, 9),
     ]
-
-
-# -- weights --------------------------------------------------------------------------------------
 
 
 def test_the_last_checkpoint_knows_how_long_the_metrics_are(folder):
