@@ -47,11 +47,6 @@ def test_languages_are_asked_for_where_they_are_unclear(data, tmp_path):
     assert "ptb is not a folder of pairs" in data("ptb", "--source", "fr", "--target", "en")[2]
 
 
-def test_texts_are_read_as_before(data, tmp_path):
-    write(tmp_path / "own", "txt")
-    assert "tokens train 90" in data("own")[1]
-
-
 def test_the_list_says_what_is_here(data, tmp_path):
     def states() -> dict[str, str]:
         rows = [line.split("  ") for line in data()[1].splitlines()[:-1]]

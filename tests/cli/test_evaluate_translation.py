@@ -134,19 +134,20 @@ def test_a_report_shows_the_words_that_translators_get_right(drill, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind"), [([], "PegasusForConditionalGeneration"), (["post"], "MarianMTModel")]
+    ("norm", "kind"), [("pre", "PegasusForConditionalGeneration"), ("post", "MarianMTModel")]
 )
-def test_export_architecture_depends_on_the_norm(drill, here, tmp_path, changes, kind):
-    run = "runs/tiny"
-    if changes:
-        run = str(tmp_path / "run")
-        train(small("encoder.norm=post", "training.max_steps=3"), run, device="cpu")
-    code, out, err = drill("export", run, str(tmp_path / "out"), "--positions", "64")
+def test_an_exported_copy_has_the_norm_and_the_search_of_the_run(drill, tmp_path, norm, kind):
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    search = ("training.beam=3", "training.length_penalty=1.25")
+    train(small(f"encoder.norm={norm}", "training.max_steps=2", *search), run, device="cpu")
+    code, out, err = drill("export", str(run), str(copy), "--positions", "64")
     assert code == 0, err
-    assert f"wrote {tmp_path / 'out'}: a {kind[:6]}" in out
-    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert f"wrote {copy}: a {kind[:6]}" in out
+    config = json.loads((copy / "config.json").read_text())
     assert config["architectures"] == [kind]
     assert config["max_position_embeddings"] == 64
+    config = json.loads((copy / "generation_config.json").read_text())
+    assert (config["num_beams"], config["length_penalty"]) == (3, 1.25)
 
 
 def test_data_counts_parallel_corpora(drill, here, monkeypatch):

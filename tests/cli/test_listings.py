@@ -2,12 +2,10 @@
 
 import itertools
 import json
-from collections.abc import Sequence
-from typing import Literal
 
 import pytest
 
-from drill.cli.listings import APPLIES, _listed, _rows, descriptions, type_name
+from drill.cli.listings import APPLIES, _listed, _rows, descriptions
 from drill.layers import LAYERS
 from drill.recipes.reader import recipe_names
 from drill.training.optim import OPTIMIZERS
@@ -104,12 +102,6 @@ def test_settings_shows_what_applies_to_the_schedule(schedule, shown):
     changes = ["optimizer.name=adamw", f"optimizer.schedule={schedule}"]
     keys = [row.key for row in _rows(recipe("demo-tied", changes))]
     assert [key for key in keys if key in APPLIES] == [f"optimizer.{name}" for name in shown]
-
-
-def test_types_of_settings():
-    assert type_name(int | None) == "int | none"
-    assert type_name(Literal["tail", "ema"]) == "tail | ema"
-    assert type_name(Sequence[int]) == "list[int]"
 
 
 def test_data_counts_a_corpus(drill):

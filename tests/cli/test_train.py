@@ -25,17 +25,6 @@ def sets(*changes: str) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
-def test_a_run_is_a_folder_of_plain_files(place):
-    found = {path.name for path in (place / "runs" / "tiny").iterdir()}
-    expected = {"recipe.toml", "vocabulary.json", "environment.json", "metrics.jsonl", "last"}
-    assert found >= {*expected, "best.safetensors"}
-    environment = json.loads((place / "runs/tiny/environment.json").read_text())
-    assert environment["vocabulary_size"] == 7
-    assert (environment["precision"], environment["tf32"]) == ("float32", False)
-    kernels = [line.split()[0] for line in environment["kernels"]]
-    assert kernels == ["LSTM", "labels", "loss", "steps"]
-
-
 def test_a_summary_comes_before_training(drill):
     words = (*TINY, "--name", "said", *sets("training.epochs=5", "layer.dropout=0.1"))
     code, out, err = drill(*words)

@@ -113,13 +113,6 @@ def test_greedy_and_samples(drill):
     assert drill(*words, *sampled, stdin="abc\n") == drill(*words, *sampled, stdin="abc\n")
 
 
-def test_a_long_line_is_truncated_with_a_warning(drill, caplog):
-    words = ("translate", "runs/tiny", "--device", "cpu", "--max-source", "16", "--greedy")
-    code, out, _ = drill(*words, stdin="ab " * 10_000 + "\nabc\n")
-    assert (code, len(out.splitlines())) == (0, 2)
-    assert "line 1 has" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("words", "stdin", "key"),
     [

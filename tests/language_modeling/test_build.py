@@ -175,14 +175,6 @@ def test_seed_determines_the_run(tmp_path, texts, run):
     assert rows(tmp_path / "other") != rows(run)
 
 
-def test_single_file_is_split(tmp_path, texts):
-    whole = tmp_path / "whole.txt"
-    whole.write_text("".join((texts / f"{n}.txt").read_text() for n in ("train", "valid", "test")))
-    settings = small(whole, "data.valid=0.2", "data.test=0.2", "data.min_count=2")
-    assert train(settings, tmp_path / "run", device="cpu").finished
-    assert "<unk>" in load_run(tmp_path / "run", device="cpu").vocabulary
-
-
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_trains_and_loads(tmp_path, texts, layer):
     own = {"adaptive": ["layer.cutoffs=[5, 20]"], "sampled": ["layer.samples=8"],

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from drill.data import (
-    DataError,
     Ids,
     Segment,
     SequenceLengths,
@@ -286,13 +285,6 @@ def test_outcome_is_that_of_the_saved_weights(tmp_path, layer):
     }
     assert min(row["valid_loss"] for row in epochs) == last["valid_loss"]
     assert [row["epoch"] for row in epochs if row["best"]][-1] == outcome.best_epoch
-
-
-def test_text_too_short_to_test_raises_before_training(tmp_path):
-    ids = Ids(*text()[:2], text().test[:5])
-    with pytest.raises(DataError, match="columns"):
-        small_run(tmp_path / "run", ids=ids, test_batch_size=4)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

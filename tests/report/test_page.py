@@ -15,7 +15,6 @@ from drill.files import WriteError
 from drill.language_modeling.evaluation.frequency_bands import Band, compare_bands, frequency_bands
 from drill.report import (
     LedgerError,
-    ReportError,
     RunError,
     TextBands,
     markdown,
@@ -32,7 +31,6 @@ from drill.report.page.figures import (
     run_styles,
     time_figure,
 )
-from drill.report.page.page import check_replaceable
 from drill.report.results.runs import read_runs
 from tests.report.folders import of_weights, perplexities, write_evaluations, write_run
 from tests.report.hostile import HOSTILE
@@ -295,18 +293,6 @@ def test_hostile_words_stay_words(tmp_path, text):
 
 
 # -- files ----------------------------------------------------------------------------------------
-
-
-def test_only_pages_of_drill_are_replaced(tmp_path, runs):
-    out = tmp_path / "new" / "page.html"
-    for each in (runs, runs[:1]):
-        check_replaceable(out)
-        write_report(each, str(out), now=NOW)
-    assert [each.name for each in out.parent.iterdir()] == ["page.html"]
-    assert "1 run, written" in out.read_text(encoding="utf-8")
-    out.write_text("<p>mine</p>")
-    with pytest.raises(ReportError, match=r"page\.html"):
-        check_replaceable(out)
 
 
 def test_faults_are_named(tmp_path, runs):

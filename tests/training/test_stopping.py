@@ -161,14 +161,6 @@ def test_initial_weights_are_neither_averaged_nor_counted_for_bleu(tmp_path):
 # -- limits ---------------------------------------------------------------------------------------
 
 
-def test_max_steps_ends_a_run_inside_an_epoch_with_a_validation(tmp_path):
-    outcome = small_training(tmp_path, max_steps=4)
-    assert (outcome.finished, outcome.epoch) == (True, 1)
-    found = rows(tmp_path)
-    assert [row["kind"] for row in found] == ["validation", "test"]
-    assert found[0]["step"] == 4
-
-
 @both_tasks
 def test_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_path, timed, task):
     outcome = timed(task, tmp_path, 1.0, epochs=50)
@@ -237,7 +229,7 @@ OF_BOTH = [
 ]  # fmt: skip
 OF_LANGUAGE_MODELS = [
     {"micro_batch": 0}, {"adversarial": -0.1}, {"adversarial": math.nan}, {"state_reset": 1.0},
-    {"batch_size": 399}, {"batch_size": 200}, {"valid_batch_size": 100},
+    {"batch_size": 399}, {"batch_size": 200}, {"valid_batch_size": 100}, {"test_batch_size": 80},
 ]  # fmt: skip
 OF_TRANSLATORS = [
     {"max_steps": 0}, {"gradient_accumulation_steps": 0}, {"average_checkpoints": 0},

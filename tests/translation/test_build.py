@@ -18,7 +18,6 @@ from drill.training.run.folder import RunFolder
 from drill.translation import run as translation_run
 from drill.translation.run import load_translation
 from drill.translation.translate import Search, translate
-from tests.tiny_runs import interrupted_after
 from tests.tiny_translation_place import make_place, small
 
 
@@ -118,25 +117,6 @@ def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
 )
 def test_limit_that_comes_first_ends_a_run(here, limits, ended):
     assert has_ended(RunFolder("runs/tiny"), small(*limits)) is ended
-
-
-def test_limits_that_a_run_is_beyond_do_not_end_it(here, tmp_path, monkeypatch):
-    real, folder = translation_run.build_optimizer, tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            translation_run,
-            "build_optimizer",
-            lambda settings: interrupted_after(2, real(settings)),
-        )
-        with pytest.raises(KeyboardInterrupt):
-            train(small(), folder, device="cpu")
-    before = RunFolder(folder).last.read_bytes()
-    for limit in ("max_steps=1", "max_minutes=1e-9"):
-        name = limit.partition("=")[0]
-        with pytest.raises(RunFolderError, match=f"set training.{name} above that"):
-            train(small(f"training.{limit}"), folder, device="cpu")
-    assert RunFolder(folder).last.read_bytes() == before
-    assert train(small(), folder, device="cpu").finished
 
 
 def test_changed_text_raises(here, tmp_path):

@@ -30,7 +30,9 @@ def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(drill, pl
     assert contents(place / "runs" / name) == before
 
 
-@pytest.mark.parametrize(("task", "limit"), [(LM, "epochs=1"), (MT, "max_minutes=1e-6")])
+@pytest.mark.parametrize(
+    ("task", "limit"), [(LM, "epochs=1"), (MT, "max_minutes=1e-6"), (MT, "max_steps=1")]
+)
 def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, task, limit):
     """Its test would replace what it had found before it went on."""
     name = f"stopped {task} {limit}"
