@@ -126,6 +126,18 @@ def drill(place, monkeypatch, capfd):
 
 
 @pytest.fixture
+def succeeds(drill):
+    """The command ends with 0; returns what it prints."""
+
+    def check(*words: str, **options: object) -> str:
+        code, out, err = drill(*words, **options)
+        assert code == 0, err
+        return out
+
+    return check
+
+
+@pytest.fixture
 def nan_in_fresh_memory():
     """Memory nobody wrote reads as NaN, so that a gradient left unwritten shows."""
     before = torch.are_deterministic_algorithms_enabled()

@@ -37,12 +37,11 @@ def drill(place, monkeypatch, capfd):
 
 
 @pytest.fixture
-def rows(drill):
+def rows(succeeds):
     """The rows that a command prints with --json."""
 
     def run(*words: str) -> list[dict]:
-        code, out, err = drill(*words, "--json")
-        assert code == 0, err
+        out = succeeds(*words, "--json")
         return [json.loads(line) for line in out.splitlines()]
 
     return run

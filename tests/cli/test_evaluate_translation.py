@@ -21,9 +21,8 @@ def place(tmp_path_factory):
     return make_place(tmp_path_factory.mktemp("place"))
 
 
-def test_evaluate_gives_bleu_and_keeps_it(drill, here):
-    code, out, _ = drill("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q")
-    assert code == 0
+def test_evaluate_gives_bleu_and_keeps_it(drill, succeeds, here):
+    out = succeeds("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q")
     valid, test = map(json.loads, out.splitlines())
     assert (valid["split"], test["split"]) == ("valid", "test")
     tested = RunFolder("runs/tiny").test_row()
@@ -35,10 +34,9 @@ def test_evaluate_gives_bleu_and_keeps_it(drill, here):
     assert out.startswith("translation test   BLEU")
 
 
-def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, here):
+def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, succeeds, here):
     words = ("evaluate", "runs/tiny", "--split", "valid", "--device", "cpu", "--words", "-q")
-    code, out, err = drill(*words)
-    assert code == 0, err
+    out = succeeds(*words)
     assert "| training count | types | wanted | words F1 |" in out
     assert "| training count | types | wanted | subwords F1 |" in out
     _, out, _ = drill(*words, "--json")
@@ -56,7 +54,7 @@ def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, here):
     assert sum(band["wanted"] for band in row["subword_bands"]) == wanted
 
 
-def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
+def test_a_split_is_scored_without_the_training_text(drill, succeeds, here, tmp_path):
     pairs, run = tmp_path / "pairs", str(tmp_path / "run")
     shutil.copytree("pairs", pairs)
     changes = (f"data.corpus={pairs}", "training.max_steps=2")
@@ -64,15 +62,14 @@ def test_a_split_is_scored_without_the_training_text(drill, here, tmp_path):
     for language in ("en", "de"):
         (pairs / f"train.{language}").unlink()
     words = ("evaluate", run, "--split", "test", "--device", "cpu", "--json", "-q")
-    code, out, err = drill(*words)
-    assert code == 0, err
+    out = succeeds(*words)
     assert json.loads(out)["bleu"] == pytest.approx(read_run(run).bleu)
     code, _, err = drill(*words, "--words")  # which counts words there
     assert code == 1
     assert "train.en is missing" in err
 
 
-def test_evaluate_own_source_and_reference(drill, here, tmp_path):
+def test_evaluate_own_source_and_reference(drill, succeeds, here, tmp_path):
     hypotheses = here / "runs/tiny/test.de.hyp"
     before = hypotheses.read_bytes()
     own = {"source": tmp_path / "test.en", "reference": tmp_path / "ours.de"}
@@ -80,8 +77,7 @@ def test_evaluate_own_source_and_reference(drill, here, tmp_path):
     shutil.copy("pairs/valid.de", own["reference"])
     files = [word for name, path in own.items() for word in (f"--{name}", str(path))]
     words = ("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q", "--words")
-    code, out, err = drill(*words, *files)
-    assert code == 0, err
+    out = succeeds(*words, *files)
     row, wanted = json.loads(out), json.loads(drill(*words, "--split", "valid")[1])
     assert (row["split"], row["source"], row["reference"]) == ("files", *map(str, own.values()))
     for key in ("lines", "bleu", "chrf", "perplexity", "word_bands", "subword_bands"):
@@ -119,29 +115,31 @@ def test_a_language_without_a_word_tokenizer_has_subwords_only(drill, here):
     assert len(said) == 1
 
 
-def test_a_report_shows_the_words_that_translators_get_right(drill, tmp_path):
+def test_a_report_shows_the_words_that_translators_get_right(fails, succeeds, tmp_path):
     page = tmp_path / "page.html"
-    code, _, err = drill("report", "runs/tiny", "--bands", "--out", str(page), "--device", "cpu")
-    assert code == 0, err
+    succeeds("report", "runs/tiny", "--bands", "--out", str(page), "--device", "cpu")
     assert "Subwords that translators get right" in page.read_text()
-    code, _, err = drill("report", "runs/tiny", "--samples", "1", "--out", str(page))
-    assert (code, "--samples: runs/tiny" in err) == (1, True)
+    fails("report", "runs/tiny", "--samples", "1", "--out", str(page), key="--samples: runs/tiny")
     shutil.copytree("runs/tiny", tmp_path / "run")
     (tmp_path / "run/test.de.hyp").unlink()
-    code, _, err = drill("report", str(tmp_path / "run"), "--bands", "--out", str(page))
-    assert code == 1
-    assert "test.de.hyp: is missing" in err
+    fails(
+        "report",
+        str(tmp_path / "run"),
+        "--bands",
+        "--out",
+        str(page),
+        key="test.de.hyp: is missing",
+    )
 
 
 @pytest.mark.parametrize(
     ("norm", "kind"), [("pre", "PegasusForConditionalGeneration"), ("post", "MarianMTModel")]
 )
-def test_an_exported_copy_has_the_norm_and_the_search_of_the_run(drill, tmp_path, norm, kind):
+def test_an_exported_copy_has_the_norm_and_the_search_of_the_run(succeeds, tmp_path, norm, kind):
     run, copy = tmp_path / "run", tmp_path / "copy"
     search = ("training.beam=3", "training.length_penalty=1.25")
     train(small(f"encoder.norm={norm}", "training.max_steps=2", *search), run, device="cpu")
-    code, out, err = drill("export", str(run), str(copy), "--positions", "64")
-    assert code == 0, err
+    out = succeeds("export", str(run), str(copy), "--positions", "64")
     assert f"wrote {copy}: a {kind[:6]}" in out
     config = json.loads((copy / "config.json").read_text())
     assert config["architectures"] == [kind]
@@ -150,7 +148,7 @@ def test_an_exported_copy_has_the_norm_and_the_search_of_the_run(drill, tmp_path
     assert (config["num_beams"], config["length_penalty"]) == (3, 1.25)
 
 
-def test_data_counts_parallel_corpora(drill, here, monkeypatch):
+def test_data_counts_parallel_corpora(drill, succeeds, here, monkeypatch):
     (here / "data" / "multi30k").mkdir(parents=True, exist_ok=True)
     parts = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
     for split, name in parts.items():
@@ -158,8 +156,7 @@ def test_data_counts_parallel_corpora(drill, here, monkeypatch):
             target = here / "data" / "multi30k" / f"{name}.{language}"
             shutil.copy(here / "pairs" / f"{split}.{language}", target)
     monkeypatch.setenv("DRILL_DATA", str(here / "data"))
-    code, out, err = drill("data", "multi30k")
-    assert code == 0, err
+    out = succeeds("data", "multi30k")
     expected = "multi30k: pairs train 60  valid 8  test 6; training words source 60  target 60"
     assert out.split() == expected.split()
     assert "multi30k" in drill("data")[1]
@@ -179,10 +176,9 @@ def test_language_model_options_are_an_error_for_translators(fails, words, key):
     fails(*words, key=key)
 
 
-def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
+def test_reports_and_ledgers_take_translators(drill, succeeds, here, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
-    code, out, err = drill("ledger", "add", "runs/tiny", "--ledger", str(ledger))
-    assert code == 0, err
+    out = succeeds("ledger", "add", "runs/tiny", "--ledger", str(ledger))
     row = read_ledger(ledger)[0]
     run = read_run("runs/tiny")
     assert out.startswith(f"added tiny to {ledger}: valid perplexity {run.valid:.2f}, ")
@@ -197,8 +193,7 @@ def test_reports_and_ledgers_take_translators(drill, here, tmp_path):
     assert row.extra["signatures"]["chrf_signature"] == tested["chrf_signature"]
     assert run.bleu == pytest.approx(tested["test_bleu"])
     page = tmp_path / "page.html"
-    code, _, err = drill("report", "runs/tiny", "--ledger", str(ledger), "--out", str(page))
-    assert code == 0, err
+    succeeds("report", "runs/tiny", "--ledger", str(ledger), "--out", str(page))
     assert "BLEU" in page.read_text()
     _, out, _ = drill("report", "runs/tiny", "--markdown")
     assert "bleu" in out.lower()

@@ -12,9 +12,8 @@ from drill.training.optim import OPTIMIZERS
 from drill.training.settings import recipe
 
 
-def test_recipes_lists_every_one(drill):
-    code, out, _ = drill("recipes")
-    assert code == 0
+def test_recipes_lists_every_one(succeeds):
+    out = succeeds("recipes")
     lines = out.splitlines()
     named = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     assert sorted(named) == recipe_names()
@@ -52,9 +51,8 @@ def test_recipes_state_what_is_listed(name):
 
 
 @pytest.mark.parametrize("name", ["ptb-mos-drill", "mt-demo", "tiny.toml", "runs/tiny"])
-def test_settings_lists_every_setting(drill, name):
-    code, out, err = drill("settings", name, "--json", "--set", "training.epochs=7")
-    assert code == 0, err
+def test_settings_lists_every_setting(drill, succeeds, name):
+    out = succeeds("settings", name, "--json", "--set", "training.epochs=7")
     rows = {row["key"]: row for row in json.loads(out)}
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
     tables = recipe(path, ["training.epochs=7"]).tables()
@@ -104,7 +102,6 @@ def test_settings_shows_what_applies_to_the_schedule(schedule, shown):
     assert [key for key in keys if key in APPLIES] == [f"optimizer.{name}" for name in shown]
 
 
-def test_data_counts_a_corpus(drill):
-    code, out, _ = drill("data", "text")
-    assert code == 0
+def test_data_counts_a_corpus(succeeds):
+    out = succeeds("data", "text")
     assert out.startswith("text: 7 words; tokens train 1,800  valid 240  test 240\n")

@@ -81,12 +81,8 @@ def test_train_rejects_other_settings_of_a_run_folder(fails, words, key):
     fails("train", *words, *ON_A_CPU, key=key)
 
 
-def test_a_recipe_comes_before_a_folder_of_its_name(drill, place):
+def test_a_recipe_comes_before_a_folder_of_its_name(fails, place):
     """As in the folder that holds the runs."""
     (place / "demo-drill").mkdir()
-    code, _, err = drill("train", "demo-drill", "--set", "data.corpus=nowhere", *ON_A_CPU)
-    assert code == 1
-    assert "nowhere" in err
-    code, _, err = drill("train", "./demo-drill", *ON_A_CPU)
-    assert code == 1
-    assert "demo-drill: is a folder without a run" in err
+    fails("train", "demo-drill", "--set", "data.corpus=nowhere", *ON_A_CPU, key="nowhere")
+    fails("train", "./demo-drill", *ON_A_CPU, key="demo-drill: is a folder without a run")

@@ -214,28 +214,26 @@ def test_ctrl_c_keeps_the_next_recipe_from_starting(drill, monkeypatch, finished
     assert ("runs/tiny-seed-1: valid perplexity 7.39  test perplexity 7.39" in out) is finished
 
 
-def test_several_seeds_and_recipes(drill, fails, place):
+def test_several_seeds_and_recipes(drill, succeeds, fails, place):
     few = ("-q", *sets("training.epochs=1"), *CPU)
     code, out, _ = drill("train", "tiny.toml", "--seed", "1", "--seed", "2", "--runs", "many", *few)
     assert (code, out.count("valid")) == (0, 2)
     assert {path.name for path in (place / "many").iterdir()} == {"tiny-seed-1", "tiny-seed-2"}
     (place / "other.toml").write_text(RECIPE.replace("depth = 2", "depth = 1"))
-    code, out, _ = drill("train", "tiny.toml", "other.toml", "--runs", "pair", *few)
-    assert code == 0
+    out = succeeds("train", "tiny.toml", "other.toml", "--runs", "pair", *few)
     assert [line.split(":")[0] for line in out.splitlines()] == ["pair/tiny", "pair/other"]
     assert 'recipe = "other"' in (place / "pair/other/recipe.toml").read_text()
     fails("train", "tiny.toml", "ptb-tied", "--name", "x", key="--name x")
 
 
-def test_finetuning_starts_from_the_best_weights(drill, place, monkeypatch):
+def test_finetuning_starts_from_the_best_weights(drill, succeeds, place, monkeypatch):
     few = (*sets("training.epochs=1", "optimizer.lr=0.001"), *CPU)
     code, out, _ = drill("finetune", "runs/tiny", *few)
     assert (code, "runs/tiny-finetune: valid" in out) == (0, True)
     rows = (place / "runs/tiny-finetune/metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["epoch"] for row in rows[:2]] == [0, 1]
     monkeypatch.chdir(place / "runs" / "tiny")  # the run is the current folder
-    code, _, err = drill("finetune", ".", *few, "--name", "from-within")
-    assert code == 0, err
+    succeeds("finetune", ".", *few, "--name", "from-within")
     assert (place / "runs" / "from-within" / "best.safetensors").exists()
     code, out, _ = drill("finetune", ".", *few)
     assert (code, f"{place / 'runs' / 'tiny-finetune'}: valid" in out) == (0, True)
@@ -246,7 +244,7 @@ def test_finetuning_starts_from_the_best_weights(drill, place, monkeypatch):
     ("table", "value"), [("encoder", "persistent"), ("encoder", "graph"), ("layer", "triton")]
 )
 def test_a_run_trained_by_some_kernels_is_used_by_others(
-    drill, fails, place, monkeypatch, table, value
+    drill, succeeds, fails, place, monkeypatch, table, value
 ):
     """As on a machine without a GPU, or with another one."""
     monkeypatch.setattr("drill.kernels.lstm.lstm._obstacle", lambda *given: "there is no GPU")
@@ -263,6 +261,5 @@ def test_a_run_trained_by_some_kernels_is_used_by_others(
     more = ("train", f"runs/by-{value}", *sets("training.epochs=3"), *CPU)
     key = f"{table}.impl=auto"
     fails(*more, key=f"--set {key}")
-    code, out, err = drill(*more, "--set", key)
-    assert code == 0, err
+    out = succeeds(*more, "--set", key)
     assert "best of 3 epochs" in out

@@ -31,10 +31,9 @@ def test_train_prints_bleu_and_resumes(drill):
     assert "already trained: mt-demo" in err
 
 
-def test_translate_keeps_the_number_and_the_order_of_lines(drill):
+def test_translate_keeps_the_number_and_the_order_of_lines(succeeds):
     lines = ["abc", "", "ed", " ", "世界", "a\r"]
-    code, out, _ = drill("translate", "runs/tiny", "--device", "cpu", stdin="\n".join(lines))
-    assert code == 0
+    out = succeeds("translate", "runs/tiny", "--device", "cpu", stdin="\n".join(lines))
     found = out.split("\n")
     assert len(found) == len(lines) + 1
     assert (found[1], found[3], found[-1]) == ("", "", "")
@@ -44,7 +43,7 @@ def test_translate_keeps_the_number_and_the_order_of_lines(drill):
     assert found[:-1] == [each[0].text for each in expected]
 
 
-def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(drill, tmp_path):
+def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(fails, drill, tmp_path):
     words = ("translate", "runs/tiny", "--device", "cpu")
     raw = b"\xef\xbb\xbfabc\nde\n"
     plain = drill(*words, stdin="abc\nde\n")
@@ -53,9 +52,7 @@ def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(drill, tm
         (tmp_path / name).write_bytes(packed)
         assert drill(*words, str(tmp_path / name)) == plain
         (tmp_path / name).write_bytes(packed[:-9])
-        code, _, err = drill(*words, str(tmp_path / name))
-        assert code == 1
-        assert f"{name}: cannot be read" in err
+        fails(*words, str(tmp_path / name), key=f"{name}: cannot be read")
 
 
 def test_translate_writes_utf8_whatever_the_terminal_says(here, monkeypatch):
@@ -141,12 +138,11 @@ def test_a_line_with_nul_is_translated_as_any(drill):
 def test_lines_before_one_that_cannot_be_read_are_translated(drill):
     words = ("translate", "runs/tiny", "--device", "cpu")
     code, out, err = drill(*words, stdin=b"abc\nde\n\xff\nabc\n")
-    assert code == 1
-    assert "line 3 is not UTF-8" in err
+    assert (code, "line 3 is not UTF-8" in err) == (1, True)
     assert out == drill(*words, stdin="abc\nde\n")[1]
 
 
-def test_out_of_memory_in_a_search_names_batch_tokens(drill, monkeypatch, caplog):
+def test_out_of_memory_in_a_search_names_batch_tokens(fails, monkeypatch, caplog):
     """Not of training.max_tokens, which no search reads."""
 
     def searched(model, sources, decoding, **options):
@@ -154,9 +150,8 @@ def test_out_of_memory_in_a_search_names_batch_tokens(drill, monkeypatch, caplog
 
     monkeypatch.setattr(translation, "beam_search", searched)
     for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
-        code, _, err = drill(*words, "--device", "cpu", "--batch-tokens", "2", stdin="abc\n")
-        assert code == 1
-        assert "runs/tiny: the GPU's memory is too small (CUDA out of memory. Tried);" in err
+        limits = ("--device", "cpu", "--batch-tokens", "2")
+        err = fails(*words, *limits, stdin="abc\n", key="runs/tiny: the GPU's memory is too small")
         assert "take a smaller --batch-tokens or --beam" in err
         assert "max_tokens" not in err
     assert "continuing with batches of 1 subwords" in caplog.text

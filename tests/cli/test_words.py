@@ -13,15 +13,14 @@ def described(place):
     return place
 
 
-def test_words_are_added_scored_and_saved(drill, fails, described, monkeypatch):
+def test_words_are_added_scored_and_saved(drill, succeeds, fails, described, monkeypatch):
     monkeypatch.setenv("DRILL_WORDNET", str(described / "wordnet"))
     words = ("train", "tiny.toml", "--set", "labels.source=characters+gloss")
     held_out = ("--set", "data.held_out=1", "--set", "data.held_out_max_count=1000")
     held_out += ("--set", "data.held_out_seed=3")  # neither boat nor sea
     assert drill(*words, *held_out, "--name", "new", "--device", "cpu")[0] == 0
     gloss = "a vessel of water"
-    code, out, _ = drill("words", "runs/new", "--add", "lampboat", gloss, "--out", "runs/added")
-    assert code == 0
+    out = succeeds("words", "runs/new", "--add", "lampboat", gloss, "--out", "runs/added")
     assert out.startswith("lampboat: nearest ")
     (described / "lines.txt").write_text("the lampboat\n")
     (described / "new.txt").write_text(f"lampboat\t{gloss}\n")
@@ -32,8 +31,7 @@ def test_words_are_added_scored_and_saved(drill, fails, described, monkeypatch):
     ]
     assert rows[0] == rows[1]
     assert "lampboat" not in rows[0]["unknown"]
-    code, out, _ = drill("words", "runs/new", "--json")
-    assert code == 0
+    out = succeeds("words", "runs/new", "--json")
     assert [json.loads(line)["split"] for line in out.splitlines()] == ["valid", "test"]
     saved = (described / "runs/new/evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in saved] == ["words", "words"]

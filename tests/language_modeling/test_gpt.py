@@ -112,9 +112,8 @@ def test_vocabulary_is_saved_in_the_run(place, run, tmp_path):
 # -- evaluation ------------------------------------------------------------------------------------
 
 
-def test_bits_per_byte_by_hand(drill, place, run):
-    code, out, err = drill("evaluate", "runs/gpt", "--split", "test", "--json", "--device", "cpu")
-    assert code == 0, err
+def test_bits_per_byte_by_hand(succeeds, place, run):
+    out = succeeds("evaluate", "runs/gpt", "--split", "test", "--json", "--device", "cpu")
     row = json.loads(out)
     text = (place / "text" / "test.txt").read_text("utf-8")
     ids = torch.from_numpy(encode_text(text, run.vocabulary).astype(np.int64))
@@ -130,17 +129,15 @@ def test_bits_per_byte_by_hand(drill, place, run):
     tested = run.folder.rows()[-1]
     assert tested["test_bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=1e-6)
     assert run.perplexity().bits_per_byte == pytest.approx(row["bits_per_byte"], rel=1e-6)
-    code, out, _ = drill("evaluate", "runs/gpt", "--text", "text/test.txt", "--device", "cpu")
-    assert code == 0
+    out = succeeds("evaluate", "runs/gpt", "--text", "text/test.txt", "--device", "cpu")
     assert f"{row['bits_per_byte']:.4f} bits per byte" in out
 
 
-def test_loss_by_frequency_of_subwords(drill, run):
+def test_loss_by_frequency_of_subwords(drill, succeeds, run):
     """In the test of training, `drill evaluate`, `drill analyse` and a ledger."""
-    code, out, err = drill(
+    out = succeeds(
         "evaluate", "runs/gpt", "--split", "test", "--words", "--json", "--device", "cpu"
     )
-    assert code == 0, err
     row, tested = json.loads(out), run.folder.rows()[-1]
     assert [band["low"] for band in row["bands"]] == [0, *SUBWORD_EDGES]
     losses = run.token_losses(run.ids.test).double()
@@ -172,7 +169,7 @@ def test_evaluations_of_recurrent_models_raise(drill, command):
 # -- generation and scores -------------------------------------------------------------------------
 
 
-def test_scores_are_those_of_the_model(drill, run):
+def test_scores_are_those_of_the_model(succeeds, run):
     lines = ["lamp is lit.", "日 🎉", "", "sea " * 30]  # the last is longer than the context
     together, alone = run.score(lines), [run.score([line])[0] for line in lines]
     for line, mine, own in zip(lines, together, alone, strict=True):
@@ -189,8 +186,7 @@ def test_scores_are_those_of_the_model(drill, run):
                 log_probs, _ = run.model.log_probs(read[:-1, None])
             wanted = log_probs[:, 0].gather(-1, read[1:, None]).sum()
             assert mine.log_prob == pytest.approx(float(wanted), rel=1e-4)
-    code, out, err = drill("score", "runs/gpt", "--device", "cpu", stdin="lamp is <unk>\n")
-    assert code == 0, err
+    out = succeeds("score", "runs/gpt", "--device", "cpu", stdin="lamp is <unk>\n")
     assert float(out.split("\t")[0]) < 0
 
 
@@ -201,10 +197,9 @@ def test_generation_with_a_cache_is_that_without(run, monkeypatch):
     assert run.generate("boat, is", **options) == cached
 
 
-def test_run_that_was_untied_is_loaded(drill, place):
+def test_run_that_was_untied_is_loaded(succeeds, place):
     words = ("train", "gpt.toml", "--name", "untied", "--device", "cpu")
-    code, _, err = drill(*words, "--set", "training.untie_at=0.7")
-    assert code == 0, err
+    succeeds(*words, "--set", "training.untie_at=0.7")
     found = load("runs/untied", device="cpu")
     assert type(found.model.layer).__name__ == "FullSoftmax"
     assert found.perplexity().loss == pytest.approx(found.folder.rows()[-1]["test_loss"], rel=1e-6)
