@@ -18,6 +18,11 @@ from tests.language_modeling.models import bits, language_model, text
 POINTS = [{"a": a, "b": b} for a in (0.1, 0.2) for b in (1.0, 3.0)]
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "search.json"
+
+
 def scored(point) -> Perplexity:
     return Perplexity(nll=10 * abs(point["a"] - 0.2) + point["b"] + 1, tokens=10, columns=1)
 
@@ -41,8 +46,7 @@ def test_best_cell_is_the_cheapest():
     assert found.best.result == scored({"a": 0.2, "b": 1.0})
 
 
-def test_cells_that_are_done_are_not_done_again(tmp_path):
-    path = tmp_path / "search.json"
+def test_cells_that_are_done_are_not_done_again(tmp_path, path):
     whole, _ = run(tmp_path / "other.json")
 
     def broken(point):
@@ -58,16 +62,14 @@ def test_cells_that_are_done_are_not_done_again(tmp_path):
     assert run(path) == (whole, [])
 
 
-def test_keys_are_independent(tmp_path):
-    path = tmp_path / "search.json"
+def test_keys_are_independent(path):
     run(path, key="one")
     _, calls = run(path, key="two")
     assert calls == POINTS
     assert run(path, key="one")[1] == run(path, key="two")[1] == []
 
 
-def test_two_searches_at_once_keep_each_others_cells(tmp_path):
-    path = tmp_path / "search.json"
+def test_two_searches_at_once_keep_each_others_cells(path):
 
     def meanwhile(point):
         if point == POINTS[0]:
@@ -79,13 +81,12 @@ def test_two_searches_at_once_keep_each_others_cells(tmp_path):
     assert run(path, POINTS[:1], key="one")[1] == []
 
 
-def test_cell_that_diverges_is_never_the_best_and_is_remembered(tmp_path):
+def test_cell_that_diverges_is_never_the_best_and_is_remembered(path):
     def diverging(point):
         if point["a"] == 0.2:
             raise FloatingPointError("NaN")
         return Perplexity(math.inf, 10, 1) if point["b"] == 3.0 else scored(point)
 
-    path = tmp_path / "search.json"
     found, _ = run(path, evaluate=diverging)
     assert [cell.result is None for cell in found.cells] == [False, True, True, True]
     assert found.best.settings == POINTS[0]
@@ -121,8 +122,7 @@ def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"searches": 3}', "\x00"])
-def test_damaged_file_is_named(tmp_path, content):
-    path = tmp_path / "search.json"
+def test_damaged_file_is_named(path, content):
     path.write_text(content)
     with pytest.raises(DataError, match=r"search\.json: "):
         run(path)
@@ -151,8 +151,8 @@ def test_search_finds_that_adaptation_helps():
     assert found.best.result == truth
 
 
-def test_search_resumes_and_knows_what_its_cells_belong_to(tmp_path, monkeypatch):
-    model, path = language_model(), tmp_path / "search.json"
+def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
+    model = language_model()
     statistics = gradient_statistics(model, text(100), batch_size=4)
     evaluated = []
 

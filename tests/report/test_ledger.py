@@ -22,6 +22,11 @@ ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs.jsonl"
+
+
 def lines(path):
     return path.read_text(encoding="utf-8").splitlines()
 
@@ -74,10 +79,10 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
     assert read(path) == [row]
 
 
-def test_a_run_that_was_resumed_elsewhere_says_where(tmp_path):
+def test_a_run_that_was_resumed_elsewhere_says_where(tmp_path, path):
     life = {"commit": "def5678", "device": "a laptop", "torch": "2.11.0", "precision": "float32"}
     life |= {"world_size": 2, "started": "2026-11-16T08:00:00+00:00"}
-    run, path = write_run(tmp_path / "a", resumed=[life]), tmp_path / "runs.jsonl"
+    run = write_run(tmp_path / "a", resumed=[life])
     row = record(run, path)
     assert row.device == "NVIDIA H200, then a laptop"
     assert row.commit == "abc1234, then def5678"
@@ -89,8 +94,7 @@ def test_a_run_that_was_resumed_elsewhere_says_where(tmp_path):
     assert read(path) == [row]
 
 
-def test_rows_are_added_and_old_ones_stay_as_they_are(tmp_path):
-    path = tmp_path / "runs.jsonl"
+def test_rows_are_added_and_old_ones_stay_as_they_are(tmp_path, path):
     record(write_run(tmp_path / "a", seed=1), path, now=NOW)
     before = path.read_bytes()
     record(write_run(tmp_path / "b", seed=2), path, "ümlaut\nand line", now=NOW)
@@ -100,8 +104,8 @@ def test_rows_are_added_and_old_ones_stay_as_they_are(tmp_path):
     assert len(lines(path)) == 2
 
 
-def test_a_result_is_recorded_once_unless_forced(tmp_path):
-    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+def test_a_result_is_recorded_once_unless_forced(tmp_path, path):
+    run = write_run(tmp_path / "a")
     record(run, path)
     copy = write_run(tmp_path / "copy")
     with pytest.raises(AlreadyRecorded, match=str(path)):
@@ -111,8 +115,8 @@ def test_a_result_is_recorded_once_unless_forced(tmp_path):
     assert [row.note for row in read(path)] == ["", "again"]
 
 
-def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path):
-    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path, path):
+    run = write_run(tmp_path / "a")
     first = record(run, path)
     before = path.read_bytes()
     dynamic = {"kind": "dynamic", "split": "test", "perplexity": 51.0, "lr": 5e-5}
@@ -134,8 +138,8 @@ def test_an_evaluation_is_a_row_of_its_own_that_names_the_result(tmp_path):
     assert [json.loads(line)["kind"] for line in lines(path)] == ["result", *["evaluation"] * 3]
 
 
-def test_a_run_that_was_trained_further_is_another_result(tmp_path):
-    run, path = write_run(tmp_path / "a", valid=[90.0, 80.0], test=None), tmp_path / "runs.jsonl"
+def test_a_run_that_was_trained_further_is_another_result(tmp_path, path):
+    run = write_run(tmp_path / "a", valid=[90.0, 80.0], test=None)
     recipe_file = run / "recipe.toml"
     recipe_file.write_text(f'init_from = "{tmp_path / "first"}"\n{recipe_file.read_text()}')
     row = {"kind": "cache", "split": "test", "perplexity": 70.0, "theta": 1.0, **of_weights(run)}
@@ -156,16 +160,15 @@ def test_the_fingerprint_of_a_recorded_run_stays(tmp_path):
     assert read_run(run).fingerprint == "d86de1ea98681b12"
 
 
-def test_a_run_that_diverged_is_a_result_too(tmp_path):
-    path = tmp_path / "runs.jsonl"
+def test_a_run_that_diverged_is_a_result_too(tmp_path, path):
     row = record(write_run(tmp_path / "a", valid=["nan", "inf"], test=None), path, "lr 60")
     assert (row.valid, row.test, row.epochs) == (None, None, 2)
     assert row.curve == [[1, None, None], [2, None, None]]
     assert "NaN" not in path.read_text()
 
 
-def test_changes_to_the_recipe_are_recorded(tmp_path):
-    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+def test_changes_to_the_recipe_are_recorded(tmp_path, path):
+    run = write_run(tmp_path / "a")
     changes = ["optimizer.lr=5e-4", "training.max_minutes=8.7", "training.seed=7"]
     settings = recipe("europarl-tied", changes).to_toml()
     (run / "recipe.toml").write_text(settings)
@@ -184,16 +187,16 @@ def test_changes_to_the_recipe_are_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["recipe.toml", "environment.json", "metrics.jsonl"])
-def test_an_incomplete_run_is_not_recorded(tmp_path, file):
-    run, path = write_run(tmp_path / "a"), tmp_path / "runs.jsonl"
+def test_an_incomplete_run_is_not_recorded(tmp_path, path, file):
+    run = write_run(tmp_path / "a")
     (run / file).unlink()
     with pytest.raises(LedgerError, match=file):
         record(run, path)
     assert not path.exists()
 
 
-def test_unusable_arguments(tmp_path):
-    path, run = tmp_path / "runs.jsonl", write_run(tmp_path / "a")
+def test_unusable_arguments(tmp_path, path):
+    run = write_run(tmp_path / "a")
     with pytest.raises(LedgerError, match="no epoch"):
         record(write_run(tmp_path / "b", valid=[]), path)
     with pytest.raises(ValueError, match="JSON"):
@@ -205,8 +208,7 @@ def test_unusable_arguments(tmp_path):
     assert not path.exists()
 
 
-def test_rows_of_other_versions_are_read(tmp_path):
-    path = tmp_path / "runs.jsonl"
+def test_rows_of_other_versions_are_read(tmp_path, path):
     resumed = [{"commit": "def5678"}]
     row = record(write_run(tmp_path / "a", resumed=resumed), path)
     written = json.loads(path.read_text())
@@ -224,8 +226,7 @@ def test_rows_of_other_versions_are_read(tmp_path):
 @pytest.mark.parametrize(
     "line", [b'{"kind": "result"', b"[]", b"\xff\xfe", b'{"kind": "result"}', b'{"some": "thing"}']
 )
-def test_a_damaged_line_is_named_and_nothing_is_appended(tmp_path, line):
-    path = tmp_path / "runs.jsonl"
+def test_a_damaged_line_is_named_and_nothing_is_appended(tmp_path, path, line):
     record(write_run(tmp_path / "a", seed=1), path)
     path.write_bytes(b"\n" + path.read_bytes() + line + b"\n")
     before = path.read_bytes()
@@ -237,9 +238,8 @@ def test_a_damaged_line_is_named_and_nothing_is_appended(tmp_path, line):
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b'\n{"kind": "resu'])
-def test_a_last_line_without_its_end(tmp_path, end):
+def test_a_last_line_without_its_end(tmp_path, path, end):
     """An editor may remove the line end; a killed writer leaves a part of a line."""
-    path = tmp_path / "runs.jsonl"
     record(write_run(tmp_path / "a", seed=1), path)
     path.write_bytes(path.read_bytes().rstrip(b"\n") + end)
     assert [row.seed for row in read(path)] == [1]
@@ -252,8 +252,8 @@ def test_benchmark_rows_are_skipped(name):
     assert read(ROOT / "results" / f"{name}.jsonl") == []
 
 
-def test_writers_at_the_same_time_lose_and_double_nothing(tmp_path):
-    path, writers = tmp_path / "runs.jsonl", 6
+def test_writers_at_the_same_time_lose_and_double_nothing(tmp_path, path):
+    writers = 6
     runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(8)]
     together = threading.Barrier(writers)
 
@@ -273,8 +273,7 @@ def test_writers_at_the_same_time_lose_and_double_nothing(tmp_path):
     assert failed == len(runs) * (writers - 1)
 
 
-def test_a_row_that_does_not_fit_the_disk_leaves_no_part_behind(tmp_path, monkeypatch):
-    path = tmp_path / "runs.jsonl"
+def test_a_row_that_does_not_fit_the_disk_leaves_no_part_behind(tmp_path, path, monkeypatch):
     record(write_run(tmp_path / "a", seed=1), path)
     before = path.read_bytes()
 

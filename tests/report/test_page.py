@@ -90,8 +90,12 @@ def words():
 # -- content --------------------------------------------------------------------------------------
 
 
-def test_a_page_has_what_the_runs_have(tmp_path, runs, words):
-    ledger = tmp_path / "runs.jsonl"
+@pytest.fixture
+def ledger(tmp_path):
+    return tmp_path / "runs.jsonl"
+
+
+def test_a_page_has_what_the_runs_have(tmp_path, ledger, runs, words):
     record(runs[0], ledger, "the baseline", now=NOW)
     text, page = written(
         tmp_path,
@@ -181,8 +185,7 @@ def test_runs_on_different_texts_have_their_own_plots(tmp_path, runs):
     assert page.text.count("Lowest test perplexity on") == 2
 
 
-def test_a_ledger_has_a_curve_with_a_band_for_each_recipe(tmp_path, runs):
-    ledger = tmp_path / "runs.jsonl"
+def test_a_ledger_has_a_curve_with_a_band_for_each_recipe(tmp_path, ledger, runs):
     for run in [*runs, write_run(tmp_path / "short", valid=[300.0])]:
         record(run, ledger)
     text, _ = written(tmp_path, [], ledgers=[ledger])
@@ -271,13 +274,12 @@ def test_validations_inside_an_epoch_are_in_the_table(tmp_path):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_words_stay_words(tmp_path, text):
+def test_hostile_words_stay_words(tmp_path, ledger, text):
     folder = tmp_path / re.sub(r"[/\x00\ud800]", "-", text)
     run = write_run(folder, valid=[90.0, 80.0], device=text, commit=text, **{text: text})
     recipe = f"recipe = {json.dumps(text)}\n[layer]\nname = {json.dumps(text)}\n"
     if "\ud800" not in text and "\x7f" not in text:
         (run / "recipe.toml").write_text(recipe, encoding="utf-8")
-    ledger = tmp_path / "runs.jsonl"
     record(run, ledger, "note" if "\ud800" in text else text)
     texts = [TextBands({text: [Band(1, None, 1, 10, 20.0)]})]
     _, page = written(
@@ -306,8 +308,7 @@ def test_faults_are_named(tmp_path, runs):
         write_report(runs, runs[0])
 
 
-def test_markdown_has_the_tables(tmp_path, runs):
-    ledger = tmp_path / "runs.jsonl"
+def test_markdown_has_the_tables(ledger, runs):
     record(runs[0], ledger)
     (runs[2] / "environment.json").unlink()
     text = markdown(runs, [ledger])
@@ -321,7 +322,7 @@ def test_markdown_has_the_tables(tmp_path, runs):
     assert markdown([], [ledger]).startswith(titles[2])
 
 
-def test_evaluations_and_starts_are_shown(tmp_path, runs):
+def test_evaluations_and_starts_are_shown(tmp_path, ledger, runs):
     start = {"commit": "def5678", "device": "a laptop"}
     resumed = write_run(tmp_path / "resumed", resumed=[start])
     row = {"kind": "dynamic", "split": "test", "perplexity": 51.25}
@@ -336,7 +337,6 @@ def test_evaluations_and_starts_are_shown(tmp_path, runs):
     assert ("h4", "environment, resumed 1") in page.said
     assert "NVIDIA H200, then a laptop" in page.text
     assert "| resumed | tied | dynamic | 51.25 |" in markdown([resumed])
-    ledger = tmp_path / "runs.jsonl"
     record(resumed, ledger)
     assert "51.25" in written(tmp_path, [], ledgers=[ledger])[1].text
     assert "| resumed | tied | dynamic | 51.25 |" in markdown([], [ledger])

@@ -19,6 +19,11 @@ from tests.report.folders import (
 )
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return write_run(tmp_path / "run")
+
+
 def test_a_complete_run_is_summarised(tmp_path):
     valid = perplexities(330.0, 60.0, 30)
     folder = write_run(
@@ -78,16 +83,14 @@ def inside(epoch, valid):
     ],
     ids=["an epoch that was repeated", "last validation", "unfinished epoch", "other rows"],
 )
-def test_the_curve_has_the_last_validation_of_each_epoch(tmp_path, rows, curve, epochs):
-    folder = write_run(tmp_path / "run")
+def test_the_curve_has_the_last_validation_of_each_epoch(folder, rows, curve, epochs):
     write_metrics(folder, rows)
     run = read_run(folder)
     assert [point.valid for point in run.curve] == curve
     assert (run.epochs, run.test, run.faults) == (epochs, None, ())
 
 
-def test_every_validation_is_known_by_its_step(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_every_validation_is_known_by_its_step(tmp_path, folder):
     rows = [
         {**inside(epoch, valid), "step": step, "kind": kind}
         for epoch, step, valid, kind in (
@@ -112,8 +115,7 @@ def test_every_validation_is_known_by_its_step(tmp_path):
     assert read(tmp_path / "runs.jsonl") == [row]
 
 
-def test_points_of_an_epoch_that_has_not_ended_are_at_its_fraction(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_points_of_an_epoch_that_has_not_ended_are_at_its_fraction(folder):
     rows = [
         {"kind": "step", "epoch": 1, "step": 5, "position": 50, "epoch_size": 400},
         {**inside(1, 99.0), "step": 10, "position": 100, "epoch_size": 400},
@@ -123,8 +125,7 @@ def test_points_of_an_epoch_that_has_not_ended_are_at_its_fraction(tmp_path):
     assert [each.done for each in (*run.training, *run.validations)] == [0.125, 0.25]
 
 
-def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(folder):
     rows = [epoch_row(0, 60.0), epoch_row(1, 61.0)]
     write_metrics(folder, rows)
     run = read_run(folder)
@@ -145,8 +146,7 @@ def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(t
         ("metrics.jsonl", b"\xff\n"),
     ],
 )
-def test_a_missing_or_damaged_file_is_named(tmp_path, file, content):
-    folder = write_run(tmp_path / "run")
+def test_a_missing_or_damaged_file_is_named(folder, file, content):
     path = folder / file
     path.unlink() if content is None else path.write_bytes(content)
     run = read_run(folder)
@@ -213,8 +213,7 @@ def test_layer_name_has_the_sizes():
     assert layer_name({"name": 7}) is layer_name("tied") is None
 
 
-def test_the_last_evaluation_of_each_kind_split_and_setting_counts(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_the_last_evaluation_of_each_kind_split_and_setting_counts(folder):
     assert read_run(folder).evaluations == ()
     dynamic = {
         **of_weights(folder), "kind": "dynamic", "split": "test", "perplexity": 52.0,
@@ -250,8 +249,7 @@ def test_evaluations_of_other_weights_are_left_out_with_a_remark(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"no weights"])
-def test_evaluations_of_weights_that_are_gone_are_left_out_with_a_remark(tmp_path, content):
-    folder = write_run(tmp_path / "run")
+def test_evaluations_of_weights_that_are_gone_are_left_out_with_a_remark(folder, content):
     row = {"kind": "cache", "split": "test", "perplexity": 70.0, **of_weights(folder)}
     write_evaluations(folder, [row])
     best = folder / "best.safetensors"
@@ -262,8 +260,7 @@ def test_evaluations_of_weights_that_are_gone_are_left_out_with_a_remark(tmp_pat
     assert str(best) in remark
 
 
-def test_the_line_of_the_test_names_the_weights_where_there_are_none(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_the_line_of_the_test_names_the_weights_where_there_are_none(folder):
     own = {"kind": "cache", "split": "test", "perplexity": 70.0, **of_weights(folder)}
     other = {**own, "weights_fingerprint": "0" * 16}
     write_evaluations(folder, [own, other])
@@ -276,8 +273,7 @@ def test_the_line_of_the_test_names_the_weights_where_there_are_none(tmp_path):
     assert len(run.remarks) == 1
 
 
-def test_evaluations_of_other_files_are_left_out(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_evaluations_of_other_files_are_left_out(folder):
     band = {"low": 0, "high": None, "types": 3, "wanted": 9, "written": 8, "matched": 5}
     row = {"kind": "translation", "perplexity": 5.0, "subword_bands": [band], **of_weights(folder)}
     test, own = {**row, "split": "test"}, {**row, "split": "files", "reference": "ours.de"}
@@ -286,8 +282,7 @@ def test_evaluations_of_other_files_are_left_out(tmp_path):
     assert (run.evaluations, run.faults, run.remarks) == ((test,), (), ())
 
 
-def test_a_damaged_evaluation_is_named(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_a_damaged_evaluation_is_named(folder):
     write_evaluations(folder, [], tail="nothing\n")
     (fault,) = read_run(folder).faults
     assert fault.startswith(f"{folder}/evaluations.jsonl: line 1 ")

@@ -38,6 +38,11 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "c.safetensors"
+
+
 def left_beside(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
 
@@ -51,27 +56,27 @@ def left_beside(path: Path) -> list[str]:
     + [(torch.float32, shape) for shape in ((), (0,), (3, 0, 2), (1,))],
     ids=str,
 )
-def test_tensors_come_back_bit_for_bit(tmp_path, dtype, shape):
+def test_tensors_come_back_bit_for_bit(path, dtype, shape):
     tensor = random(shape, dtype)
-    save(tmp_path / "c.safetensors", {"a": tensor}, {})
-    tensors, _ = load(tmp_path / "c.safetensors")
+    save(path, {"a": tensor}, {})
+    tensors, _ = load(path)
     assert tensors.keys() == {"a"}
     assert (tensors["a"].dtype, tensors["a"].shape) == (dtype, shape)
     assert bits(tensors["a"]) == bits(tensor)
 
 
-def test_views_and_parameters_are_saved_as_what_they_show(tmp_path):
+def test_views_and_parameters_are_saved_as_what_they_show(path):
     whole = torch.arange(24.0).reshape(4, 6)
     parts = {"turned": whole.t(), "every other": whole[::2], "one": nn.Parameter(whole[1].clone())}
-    save(tmp_path / "c.safetensors", parts, {})
-    tensors, _ = load(tmp_path / "c.safetensors")
+    save(path, parts, {})
+    tensors, _ = load(path)
     assert all(torch.equal(tensors[name], part) for name, part in parts.items())
     assert not any(tensor.requires_grad for tensor in tensors.values())
 
 
-def test_numbers_come_back_exactly(tmp_path):
-    save(tmp_path / "c.safetensors", {}, NUMBERS)
-    tensors, numbers = load(tmp_path / "c.safetensors")
+def test_numbers_come_back_exactly(path):
+    save(path, {}, NUMBERS)
+    tensors, numbers = load(path)
     assert tensors == {}
     assert numbers == NUMBERS
     assert numbers["no"] is False
@@ -101,10 +106,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("place", ["write", "fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(
-    tmp_path, monkeypatch, place
-):
-    path = tmp_path / "c.safetensors"
+def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(path, monkeypatch, place):
     save(path, {"a": torch.ones(1000)}, {"step": 1})
     before = path.read_bytes()
 
@@ -154,18 +156,18 @@ def assert_refused(path: Path, content: bytes) -> str:
     return str(caught.value)
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path, sound):
+def test_a_file_cut_anywhere_is_refused(path, sound):
     for size in range(len(sound)):
-        assert_refused(tmp_path / "c.safetensors", sound[:size])
-    assert_refused(tmp_path / "c.safetensors", sound + b"\0")
+        assert_refused(path, sound[:size])
+    assert_refused(path, sound + b"\0")
 
 
-def test_every_changed_byte_is_noticed(tmp_path, sound):
+def test_every_changed_byte_is_noticed(path, sound):
     blank = {place for place, byte in enumerate(sound) if byte == ord(" ")}
     for place in set(range(len(sound))) - blank:
         content = bytearray(sound)
         content[place] ^= 1 + place % 255
-        assert_refused(tmp_path / "c.safetensors", bytes(content))
+        assert_refused(path, bytes(content))
 
 
 @pytest.mark.parametrize(
@@ -178,9 +180,9 @@ def test_every_changed_byte_is_noticed(tmp_path, sound):
     ],
     ids=["number", "dtype", "shape", "name"],
 )
-def test_a_header_that_reads_well_but_says_something_else_is_refused(tmp_path, sound, old, new):
+def test_a_header_that_reads_well_but_says_something_else_is_refused(path, sound, old, new):
     assert sound.count(old) == 1
-    assert "damaged" in assert_refused(tmp_path / "c.safetensors", sound.replace(old, new))
+    assert "damaged" in assert_refused(path, sound.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -192,14 +194,14 @@ def test_a_header_that_reads_well_but_says_something_else_is_refused(tmp_path, s
     ],
     ids=["empty", "zeros", "zip", "json", "ones", "foreign", "half", "list", "object", "deep"],
 )
-def test_foreign_content_is_an_error(tmp_path, content):
-    assert "no checkpoint of drill" in assert_refused(tmp_path / "c.safetensors", content)
+def test_foreign_content_is_an_error(path, content):
+    assert "no checkpoint of drill" in assert_refused(path, content)
 
 
-def test_another_format_asks_for_the_version_that_wrote_it(tmp_path):
+def test_another_format_asks_for_the_version_that_wrote_it(path):
     note = json.dumps({"format": 1, "checksums": {}, "numbers": {}})
     content = safetensors.torch.save({}, {"drill": note})
-    assert "has format 1" in assert_refused(tmp_path / "c.safetensors", content)
+    assert "has format 1" in assert_refused(path, content)
 
 
 def test_a_missing_checkpoint_is_named(tmp_path):
@@ -219,9 +221,8 @@ def model(seed: int, depth: int = 2, words: int = 30) -> LanguageModel:
     )
 
 
-def test_values_go_into_the_storages_there_are(tmp_path):
+def test_values_go_into_the_storages_there_are(path):
     first, second = model(1), model(2)
-    path = tmp_path / "c.safetensors"
     save(path, dict(first.named_parameters()), {"epoch": 3})
     parameters = list(second.parameters())
     places = [p.data_ptr() for p in parameters]
@@ -234,8 +235,7 @@ def test_values_go_into_the_storages_there_are(tmp_path):
         assert mine.requires_grad
 
 
-def test_names_that_lack_or_are_too_many_are_listed_and_nothing_is_copied(tmp_path):
-    path = tmp_path / "c.safetensors"
+def test_names_that_lack_or_are_too_many_are_listed_and_nothing_is_copied(path):
     save(path, dict(model(1, depth=1).named_parameters()), {})
     deeper = model(2, depth=2)
     before = [p.detach().clone() for p in deeper.parameters()]
@@ -247,8 +247,7 @@ def test_names_that_lack_or_are_too_many_are_listed_and_nothing_is_copied(tmp_pa
         load_into(model(3, depth=1), path)
 
 
-def test_another_shape_is_named_and_nothing_is_copied(tmp_path):
-    path = tmp_path / "c.safetensors"
+def test_another_shape_is_named_and_nothing_is_copied(path):
     save(path, dict(model(1, words=31).named_parameters()), {})
     smaller = model(2, words=30)
     before = [p.detach().clone() for p in smaller.parameters()]
