@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from argparse import Namespace
 
 import loss
@@ -41,12 +40,6 @@ def test_variants_take_turns_and_an_error_is_a_row(monkeypatch):
     turns = calls[4:]  # each was prepared by two calls
     assert turns[:4] == ["a", "slow", "slow", "a"]
     assert turns[-5:] == ["a"] * 5
-
-
-def test_the_fastest_step_wins():
-    quick, slow = (lambda: []), (lambda: time.sleep(0.002) or [])
-    for steps in ([quick, slow], [slow, quick]):
-        assert measure.fastest(steps, CPU) is quick
 
 
 def test_a_report_writes_rows_and_prints_a_table(tmp_path, monkeypatch, capsys):

@@ -55,12 +55,6 @@ def reached(rows: list[dict[str, object]], name: str) -> tuple[str, str]:
     return tables.shown(line.ours), tables.verdict(line)
 
 
-def test_what_has_no_row_is_not_measured():
-    for name in tables.aims([]):
-        assert reached([], name) == ("not measured", "")
-    assert len([*tables.aims_table([])]) == 2 + len(tables.aims([]))
-
-
 def test_the_newest_row_counts():
     row = {"benchmark": "epoch", "name": "ptb-drill-4", "precision": "bfloat16", "commit": "new"}
     rows = [

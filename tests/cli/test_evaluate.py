@@ -1,6 +1,5 @@
 """`drill evaluate`, `drill dynamic` and `drill cache` of language models."""
 
-import errno
 import gzip
 import hashlib
 import inspect
@@ -24,6 +23,7 @@ from drill.language_modeling.evaluation.gradient_statistics import gradient_stat
 from drill.language_modeling.run import load_run
 from drill.training.run.checkpoint import fingerprint_in, load, save, under
 from tests.tiny_place import typed
+from tests.tiny_runs import disk_full
 
 CPU = ("--device", "cpu")
 TEST = ("runs/tiny", "--split", "test", *CPU)
@@ -79,13 +79,10 @@ def test_losses_of_every_token_are_written_also_into_a_pipe(rows, place):
 
 
 def test_a_full_disk_loses_no_result(drill, fails, place, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     path = place / "runs/tiny/evaluations.jsonl"
     drill("evaluate", *TEST)
     before = path.read_bytes()
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", disk_full)
     code, out, err = drill("evaluate", *TEST)
     assert (code, out.startswith("plain test   perplexity ")) == (1, True)
     assert err.startswith("drill: runs/tiny/evaluations.jsonl: ")

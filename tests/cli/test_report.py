@@ -6,8 +6,6 @@ import shutil
 import pytest
 
 from drill.errors import SettingsError
-from drill.language_modeling.run import load_run
-from drill.report.analysis.comparison import RunComparison
 
 
 def test_report_writes_a_page_or_prints_markdown(drill, place):
@@ -49,33 +47,6 @@ def test_the_ledger_is_next_to_the_run_by_default(drill, fails, place, monkeypat
     assert err.startswith("runs/ledger.jsonl: ")
     monkeypatch.chdir(place / "runs/tiny")
     fails("ledger", "add", ".", key="../ledger.jsonl")
-
-
-def test_each_text_has_its_own_bands(drill, place):
-    """`odd` is unknown: of 40 lines of the test every fourth has it."""
-    (place / "odd").mkdir()
-    for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
-        text = [
-            f"the sea {'odd' if split == 'test' and n % 4 == 0 else 'is'} lit" for n in range(lines)
-        ]
-        (place / "odd" / f"{split}.txt").write_text("\n".join(text) + "\n")
-    for name, lr in (("odd-1", 5.0), ("odd-2", 1.0)):
-        changes = ("data.corpus=odd", "training.epochs=1", f"optimizer.lr={lr}")
-        words = [word for change in changes for word in ("--set", change)]
-        assert drill("train", "tiny.toml", "--device", "cpu", "--name", name, *words)[0] == 0
-    found = RunComparison()
-    for name in ("tiny", "odd-1", "odd-2"):
-        found.add(name, load_run(f"runs/{name}", device="cpu"))
-    tiny, odd = found.texts
-    assert (tiny.models, odd.models) == (["tiny"], ["odd-1", "odd-2"])
-    assert odd.left_out == ("<eos>", "<unk>")
-    assert sum(band.tokens for band in odd.losses["odd-1"]) == 150 - 20  # no first token
-    assert list(odd.changes) == ["odd-2"]
-    runs = ("runs/tiny", "runs/odd-1", "runs/odd-2")
-    assert drill("report", *runs, "--bands", "-o", "t.html")[0] == 0
-    section = (place / "t.html").read_text().split('<section id="bands"')[1]
-    assert "<h3>text: tiny</h3>" in section
-    assert "<h3>odd: odd-1, odd-2</h3>" in section
 
 
 def test_what_is_no_run_is_left_out(tmp_path, capsys):

@@ -62,13 +62,6 @@ def test_cells_that_are_done_are_not_done_again(tmp_path, path):
     assert run(path) == (whole, [])
 
 
-def test_keys_are_independent(path):
-    run(path, key="one")
-    _, calls = run(path, key="two")
-    assert calls == POINTS
-    assert run(path, key="one")[1] == run(path, key="two")[1] == []
-
-
 def test_two_searches_at_once_keep_each_others_cells(path):
 
     def meanwhile(point):

@@ -1,6 +1,5 @@
 """What can go wrong in a run: NaN, a full disk. Nothing learnt before is lost."""
 
-import errno
 import math
 import os
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from tests.tiny_runs import (
     OPTIMIZERS,
     after,
     all_of,
+    disk_full,
     finished,
     interrupted_after,
     rows,
@@ -145,7 +145,7 @@ def full_from(count: int, act: Callable[..., None]) -> Callable[..., None]:
         nonlocal left
         left -= 1
         if left <= 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            disk_full()
         act(*arguments)
 
     return limited

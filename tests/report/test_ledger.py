@@ -1,7 +1,6 @@
 """The ledger: rows are added whole, never twice, never changed."""
 
 import dataclasses
-import errno
 import json
 import math
 import threading
@@ -17,6 +16,7 @@ from drill.report.results import ledger
 from drill.report.results.ledger import AlreadyRecorded, LedgerError, read, record
 from drill.training.settings import recipe
 from tests.report.folders import of_weights, write_evaluations, write_run
+from tests.tiny_runs import disk_full
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
@@ -276,11 +276,7 @@ def test_writers_at_the_same_time_lose_and_double_nothing(tmp_path, path):
 def test_a_row_that_does_not_fit_the_disk_leaves_no_part_behind(tmp_path, path, monkeypatch):
     record(write_run(tmp_path / "a", seed=1), path)
     before = path.read_bytes()
-
-    def full(path, line):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(ledger, "append_line", full)
+    monkeypatch.setattr(ledger, "append_line", disk_full)
     with pytest.raises(LedgerError, match=r"runs.jsonl: .*No space left on device"):
         record(write_run(tmp_path / "b", seed=2), path)
     assert path.read_bytes() == before

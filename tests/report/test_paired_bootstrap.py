@@ -34,12 +34,6 @@ def test_the_interval_has_the_width_of_the_normal_one():
     assert found.lower > 0.97
 
 
-def test_pairs_cancel_what_is_hard_for_both_models():
-    """Lines differ a hundred times more than the models do."""
-    found = paired_bootstrap(columns(0.01, noise=0.02), loss_difference)
-    assert 0.0 < found.low < 0.01 < found.high < 0.02
-
-
 def test_the_interval_covers_the_truth():
     """In about 95 of 100 texts."""
     found = [

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-import drill.translation.evaluate as translated_module
 import drill.translation.search.search as searching
 from drill.data import PairBatches
 from drill.errors import Diverged, OutOfMemory
@@ -45,17 +44,6 @@ def test_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
     assert [row["step"] for row in lines[:-1]] == steps
     assert [row["kind"] == "epoch" for row in lines[:-1]] == [s % batches == 0 for s in steps]
     assert ["valid_bleu" in row for row in lines[:-1]] == [i % 2 == 1 for i in range(len(steps))]
-
-
-def test_validation_with_bleu_reads_its_text_once(tmp_path, monkeypatch):
-    asked = []
-    real = translation_training.translation_loss
-    for module in (translation_training, translated_module):
-        monkeypatch.setattr(
-            module, "translation_loss", lambda *a, **k: asked.append(len(a[1])) or real(*a, **k)
-        )
-    small_training(tmp_path, epochs=1, bleu_every=1)
-    assert asked == [8, 6]  # lines of valid, then of test
 
 
 @pytest.fixture

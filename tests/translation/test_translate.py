@@ -16,7 +16,7 @@ from drill.translation.evaluate import evaluate_translator, translation_loss
 from drill.translation.search import sampling
 from drill.translation.search.decoding import Decoding
 from drill.translation.search.search import beam_search
-from drill.translation.translate import EMPTY, Search, translate, translate_blocks
+from drill.translation.translate import EMPTY, Search, translate
 from tests.tiny_translations import small_data, small_translator
 
 
@@ -52,27 +52,6 @@ def test_every_line_has_its_translations_in_order(data, model):
         assert [t.score for t in translations] == pytest.approx(
             [h.score for h in by_hand], abs=1e-4
         )
-
-
-def test_size_of_blocks_does_not_change_the_result(data, model):
-    search = Search(beam=2, max_ratio=0.1, max_extra=8)
-    whole = [each[0].text for each in translate(model, data.subwords, LINES, search)]
-    for size in (1, 3):
-        parts = translate(model, data.subwords, iter(LINES), search, lines_per_block=size)
-        assert [each[0].text for each in parts] == whole
-
-
-def test_block_is_translated_before_the_next_is_read(data, model):
-    read = []
-
-    def blocks():
-        for block in (["abc"], ["de", "e"]):
-            read.append(block)
-            yield block
-
-    found = translate_blocks(model, data.subwords, blocks(), Search(beam=1))
-    assert len(next(found)) == 1
-    assert read == [["abc"]]
 
 
 def test_long_line_is_cut_and_the_log_names_it(data, model, caplog):

@@ -4,13 +4,12 @@ import hashlib
 import itertools
 import re
 import sys
-from datetime import date
 from random import Random
 
 import pytest
 
 from drill.data import DataError, ParallelText, numbers_and_dates_corpus
-from drill.data.parallel.synthetic import KINDS, Writer, _number, sentence
+from drill.data.parallel.synthetic import Writer, _number, sentence
 
 pytest.importorskip("num2words", reason="needs pip install num2words")
 pytest.importorskip("babel", reason="needs pip install babel")
@@ -41,37 +40,10 @@ def test_no_sentence_of_one_split_is_in_another(corpus):
             assert not one & two
 
 
-def test_an_english_sentence_has_one_german_sentence(corpus):
-    found = {}
-    for each in (corpus, numbers_and_dates_corpus(1_000, 10, 10, seed=4)):
-        for english, german in zip(each.train.source, each.train.target, strict=True):
-            assert found.setdefault(english, german) == german
-
-
 def test_a_larger_corpus_continues_a_smaller_one(corpus):
     for part, whole in zip(numbers_and_dates_corpus(80, 30, 30, seed=3), corpus, strict=True):
         count = len(part)
         assert part == ParallelText(whole.source[:count], whole.target[:count])
-
-
-def test_every_kind_is_drawn_and_written_plainly():
-    random, write = Random(1), Writer()
-    for kind in KINDS:
-        for _ in range(60):
-            for text in sentence(kind, random, write):
-                assert text == " ".join(text.split())
-                assert not re.search("[\xa0\u202f{}]|  ", text)
-                assert text.isprintable()
-
-
-def test_digits_are_the_same_on_both_sides(corpus):
-    """Dates and hours aside, where languages write other digits."""
-    checked = 0
-    for english, german in zip(corpus.train.source, corpus.train.target, strict=True):
-        if re.search(r"\d", english) and not re.search(r"\d/\d|[AP]M|[a-z] \d+, \d{4}", english):
-            assert sorted(re.findall(r"\d", english)) == sorted(re.findall(r"\d", german))
-            checked += 1
-    assert checked > 500
 
 
 def test_numbers_where_german_is_wrong_or_ambiguous_are_left_out():
@@ -83,15 +55,6 @@ def test_numbers_where_german_is_wrong_or_ambiguous_are_left_out():
     assert "einstausend" in write.words(101_000)[1]  # why it is left out
     assert not any("einstausend" in write.words(number)[1] for number in numbers[:1_000])
     assert not {101, 201, 1_001, 101_000, 2_301_005} & set(numbers)
-
-
-def test_values_are_written_as_each_language_does():
-    write = Writer()
-    assert write.words(117) == ("one hundred and seventeen", "einhundertsiebzehn")
-    assert write.amount(123_450, "EUR") == ("€1,234.50", "1.234,50 €")
-    assert write.digits(1_234_567) == ("1,234,567", "1.234.567")
-    assert write.clock(15, 5) == ("3:05 PM", "15:05")
-    assert write.day(date(2021, 5, 3)) == ("May 3, 2021", "3. Mai 2021")
 
 
 def test_the_clock_is_read_as_it_is_spoken():

@@ -1,6 +1,5 @@
 """Checkpoints: exact, whole or not at all, and any damage is found and named."""
 
-import errno
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.run import checkpoint
 from drill.training.run.checkpoint import load, load_into, save
+from tests.tiny_runs import bits, disk_full
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
@@ -32,10 +32,6 @@ NUMBERS = {
 
 def random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 50).to(dtype)
-
-
-def bits(tensor: Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @pytest.fixture
@@ -94,31 +90,20 @@ def test_equal_content_makes_equal_files_that_the_library_reads(tmp_path):
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
 
 
-class FullDisk:
-    """A stream that takes ``room`` bytes, as a disk does that has no more."""
-
-    def __init__(self, stream, room: int) -> None:
-        self.stream, self.room = stream, room
-
-    def write(self, content: bytes) -> None:
-        self.stream.write(content[: self.room])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize("place", ["write", "fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(path, monkeypatch, place):
     save(path, {"a": torch.ones(1000)}, {"step": 1})
     before = path.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
         if place == "write":
-            write = lambda stream, content: FullDisk(stream, 100).write(content)  # noqa: E731
+
+            def write(stream, content: bytes) -> None:
+                stream.write(content[:100])
+                disk_full()
+
             patch.setattr(checkpoint, "_write", write)
         else:
-            patch.setattr(os, place, full)
+            patch.setattr(os, place, disk_full)
         with pytest.raises(CheckpointError, match="No space left on device") as caught:
             save(path, {"a": torch.zeros(10**6)}, {"step": 2})
     assert str(path) in str(caught.value)
