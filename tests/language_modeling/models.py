@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drill.language_modeling.evaluation.gradient_statistics import Statistics, gradient_statistics
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from tests.layers.table import CASES, ONE_EACH, D, V
@@ -30,6 +31,12 @@ def language_model(
     for parameter in model.parameters():
         parameter.data = torch.empty(parameter.shape).uniform_(-0.7, 0.7, generator=generator)
     return model.to(dtype).train()
+
+
+def measured(name: str = "deep residual locked") -> tuple[LanguageModel, Statistics]:
+    """A model, and the statistics of its gradients on a text."""
+    model = language_model(name)
+    return model, gradient_statistics(model, text(100), batch_size=4)
 
 
 def text(tokens: int, seed: int = 0) -> np.ndarray:

@@ -78,15 +78,10 @@ def test_every_layer_is_as_token_by_token(name):
 def test_neither_chunks_nor_their_blocks_change_the_result(window, bptt, monkeypatch):
     model, ids = language_model(), text(45)
     truth = slow_cache(model, ids, window, **STRONG)
-    assert cache_perplexity(model, ids, window=window, bptt=bptt, **STRONG).nll == pytest.approx(
-        truth, rel=1e-9
-    )
-    monkeypatch.setattr(
-        "drill.language_modeling.evaluation.cache_pointer.SCORES", 4 * window
-    )  # a few queries at a time
-    assert cache_perplexity(model, ids, window=window, bptt=bptt, **STRONG).nll == pytest.approx(
-        truth, rel=1e-9
-    )
+    for scores in (SCORES, 4 * window):  # at once, and a few queries at a time
+        monkeypatch.setattr("drill.language_modeling.evaluation.cache_pointer.SCORES", scores)
+        found = cache_perplexity(model, ids, window=window, bptt=bptt, **STRONG)
+        assert found.nll == pytest.approx(truth, rel=1e-9)
 
 
 @pytest.mark.parametrize("bptt", [1, 5, 10, 11, 100])
@@ -139,25 +134,19 @@ def test_window_bounds_what_is_in_memory():
 # -- the search -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("published", [False, True])
 @one_of_each_layer
-def test_search_finds_what_single_evaluations_find(name):
+def test_search_finds_what_single_evaluations_find(name, published):
     model, ids = language_model(name), np.tile(text(9), 10)
-    found = cache_search(model, ids, window=12, thetas=(0.3, 2.0), lambs=(0.0, 0.2, 0.6), bptt=17)
+    common = {"window": 12, "published": published}
+    found = cache_search(model, ids, thetas=(0.3, 2.0), lambs=(0.0, 0.2, 0.6), bptt=17, **common)
     assert len(found.cells) == 6
-    for cell in found.cells:
-        alone = cache_perplexity(model, ids, window=12, bptt=40, **cell.settings)
+    for cell in found.cells:  # chunks matter to the published evaluation alone
+        bptt = 17 if published else 40
+        alone = cache_perplexity(model, ids, bptt=bptt, **common, **cell.settings)
         assert cell.result.nll == pytest.approx(alone.nll, rel=1e-9)
     assert found.best.result.loss == min(cell.result.loss for cell in found.cells)
     assert found.best.settings["lamb"] > 0
-
-
-def test_search_skips_what_the_published_evaluation_skips():
-    model, ids = language_model(), np.tile(text(9), 10)
-    common = {"window": 12, "bptt": 17, "published": True}
-    found = cache_search(model, ids, thetas=(0.3, 2.0), lambs=(0.2, 0.6), **common)
-    for cell in found.cells:
-        alone = cache_perplexity(model, ids, **common, **cell.settings)
-        assert cell.result.nll == pytest.approx(alone.nll, rel=1e-9)
 
 
 def test_cell_with_an_impossible_word_is_not_the_best():

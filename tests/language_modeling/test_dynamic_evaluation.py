@@ -26,7 +26,7 @@ from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.models.past_decode import PastDecode
 from drill.training.cuda_graphs import GraphRecorder
-from tests.language_modeling.models import bits, every_layer, language_model, text
+from tests.language_modeling.models import bits, every_layer, language_model, measured, text
 from tests.layers.table import one_of_each_layer
 
 STRONG = {"lr": 0.02, "lamb": 0.3, "epsilon": 1e-3}  # so that a wrong term shows
@@ -217,15 +217,13 @@ def test_damaged_file_is_an_error(tmp_path, content):
     ],
 )  # fmt: skip
 def test_invalid_settings_raise(option, value):
-    model = language_model()
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    model, statistics = measured()
     with pytest.raises(ValueError, match=option):
         dynamic_perplexity(model, text(60), statistics, **{option: value})
 
 
 def test_diverged_weights_raise():
-    model = language_model("tied")
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    model, statistics = measured("tied")
     before = bits(model)
     with pytest.raises(FloatingPointError, match="smaller lr"):
         dynamic_perplexity(model, text(60), statistics, lr=1e308)

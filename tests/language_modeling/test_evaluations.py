@@ -14,7 +14,7 @@ from drill.language_modeling.evaluation.gradient_statistics import gradient_stat
 from drill.language_modeling.evaluation.perplexity import perplexity, token_losses
 from drill.language_modeling.generation import generate
 from drill.language_modeling.scoring import line_start, score
-from tests.language_modeling.models import bits, language_model, text
+from tests.language_modeling.models import bits, language_model, measured, text
 from tests.language_modeling.words import VOCABULARY
 from tests.layers.table import V
 
@@ -104,8 +104,7 @@ def test_nan_after_a_stall_raises_stalled_and_later_nan_does_not(name, flag):
 
 
 def test_stall_is_not_taken_for_divergence(flag):
-    model = language_model("tied")
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    model, statistics = measured("tied")
     with pytest.raises(Stalled, match=r"^dynamic_perplexity: "):
         dynamic_perplexity(model, text(60), statistics, lr=1e308)
     with pytest.raises(FloatingPointError, match="smaller lr"):
@@ -113,8 +112,7 @@ def test_stall_is_not_taken_for_divergence(flag):
 
 
 def test_search_saves_no_cell_of_a_stall(flag, tmp_path):
-    model, path = language_model("tied"), tmp_path / "search.json"
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    (model, statistics), path = measured("tied"), tmp_path / "search.json"
     tried = {"lrs": [1e-5, 1e308], "lambs": [0.0], "file": path}
     with pytest.raises(Stalled):
         dynamic_search(model, text(60), statistics, **tried)

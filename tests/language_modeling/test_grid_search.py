@@ -13,7 +13,7 @@ from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perple
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.evaluation.grid_search import Cell, Search, run_grid
 from drill.language_modeling.evaluation.perplexity import Perplexity
-from tests.language_modeling.models import bits, language_model, text
+from tests.language_modeling.models import bits, measured, text
 
 POINTS = [{"a": a, "b": b} for a in (0.1, 0.2) for b in (1.0, 3.0)]
 
@@ -131,8 +131,7 @@ def tune(model, statistics, path=None, **options):
 
 
 def test_search_finds_that_adaptation_helps():
-    model = language_model()
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    model, statistics = measured()
     before = bits(model)
     found, _ = tune(model, statistics)
     assert len(found.cells) == 4
@@ -145,8 +144,7 @@ def test_search_finds_that_adaptation_helps():
 
 
 def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
-    model = language_model()
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    model, statistics = measured()
     evaluated = []
 
     def counted(*arguments, **options):
@@ -186,8 +184,7 @@ def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
 
 
 def test_usual_grid_grows_with_the_segments():
-    model = language_model()
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    model, statistics = measured()
     usual = dynamic_search(model, text(12), statistics, limit=None)
     assert len(usual.cells) == 24
     assert usual.cells[0].settings == {"lr": 3e-5, "lamb": 1e-3}
@@ -196,8 +193,7 @@ def test_usual_grid_grows_with_the_segments():
 
 
 def test_invalid_grid_raises(tmp_path):
-    model = language_model()
-    statistics = gradient_statistics(model, text(100), batch_size=4)
+    model, statistics = measured()
     with pytest.raises(ValueError, match="lr must be"):
         tune(model, statistics, lrs=(0.01, math.nan))
     with pytest.raises(ValueError, match="no settings to try"):

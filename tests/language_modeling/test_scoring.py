@@ -75,33 +75,22 @@ def test_together_or_alone_in_chunks_or_whole_it_is_the_same(tokens, lines, monk
         assert one == pytest.approx(other, rel=1e-9)
 
 
-def test_lines_are_read_as_they_are_needed():
+@pytest.mark.parametrize(("tokens", "lines_per_block", "count"), [(10**6, 10, 10), (50, 1000, 3)])
+def test_lines_are_read_as_they_are_needed(monkeypatch, tokens, lines_per_block, count):
+    """A block ends with its lines, or with its tokens where lines are long."""
+    monkeypatch.setattr("drill.language_modeling.scoring.TOKENS_PER_BLOCK", tokens)
     read = []
 
     def lines():
         for number in range(100):
             read.append(number)
-            yield "the boat"
-
-    stream = score(language_model(), VOCABULARY, lines(), lines_per_block=10)
-    assert read == []
-    next(stream)
-    assert len(read) == 10
-    assert len(list(stream)) == 99
-
-
-def test_block_of_long_lines_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr("drill.language_modeling.scoring.TOKENS_PER_BLOCK", 50)
-    read = []
-
-    def lines():
-        for number in range(20):
-            read.append(number)
             yield "the boat " * 10
 
-    stream = score(language_model(), VOCABULARY, lines())
+    stream = score(language_model(), VOCABULARY, lines(), lines_per_block=lines_per_block)
+    assert read == []
     next(stream)
-    assert len(read) == 3
+    assert len(read) == count
+    assert len(list(stream)) == 99
 
 
 @pytest.mark.parametrize("name", ["deep residual 2", "mixture standard", "adaptive deep residual"])
