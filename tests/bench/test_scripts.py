@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 NEED_CUDA = ("triton", "drill triton", "liger-kernel", "cut-cross-entropy")
 MAY_FAIL = ("liger-kernel", "cut-cross-entropy", "F.linear_cross_entropy")  # not ours
 
-# All scripts as main programs of one process: each would import torch anew.
+# All scripts as main programs of one process: each would import torch again.
 RUN = """
 import runpy, sys
 file, names, *options = sys.argv[1:]

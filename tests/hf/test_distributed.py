@@ -1,9 +1,6 @@
 """accelerate with two processes on the CPU: the losses of one process, and checkpoints."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +8,10 @@ import torch
 from torch import distributed
 
 from tests.hf.tiny_models import logits
+from tests.processes import python
 
 pytest.importorskip("accelerate", reason="needs accelerate")
 from tests.hf.train_in_processes import parts
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,18 +35,8 @@ def one_process():
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fully_shard"])
 def test_two_processes_train_as_one(kind, one_process, tmp_path):
-    script = str(Path(__file__).with_name("train_in_processes.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    search = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, script, kind, str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    python(*launch, Path(__file__).with_name("train_in_processes.py"), kind, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     losses, expected = one_process
     assert report["losses"] == pytest.approx(losses, rel=1e-5)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.hf.tiny_models import T, V, batch, build, logits, perturb
+from tests.processes import python
 
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 
@@ -20,9 +21,7 @@ IDS = batch()["input_ids"]
 def without_drill(program, *arguments):
     """Run a program in a process in which `import drill` fails."""
     program = "import sys\nsys.modules['drill'] = None\n" + program
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    python("-c", program, *arguments)
 
 
 STOCK = """

@@ -4,8 +4,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, recipe, resolve_settings
+from tests.processes import python
 from tests.tiny_runs import all_of, rows, unlike, weights
 from tests.tiny_tasks import stop
 from tests.tiny_texts import small, write_texts
@@ -403,8 +402,7 @@ def test_dry_run_needs_neither_memory_nor_the_compiler():
         "    drill.language_modeling.build.dry_run(settings)\n"
         "print('torch._dynamo' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert python("-c", code) == "False\n"
 
 
 def test_embedding_starts_small_and_every_row_is_trained(texts):

@@ -19,6 +19,7 @@ from drill.data.text.batches import rotated, rotations
 from drill.errors import CheckpointError
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
+from tests.processes import ROOT, python
 from tests.tiny_runs import (
     all_of,
     assert_close_rows,
@@ -31,8 +32,6 @@ from tests.tiny_runs import (
 from tests.tiny_translations import small_data, small_optimizer, small_training
 from tests.training.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory) -> Path:
@@ -44,16 +43,8 @@ def launched(tmp_path_factory) -> Path:
     alone = folder / "one, then two translators"
     assert not small_training(alone, optimizer=stopping, **MANY_BATCHES).finished
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "--max-restarts", "3", "-m", "tests.training.workers", str(folder)]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+               "--max-restarts", "3", "-m", "tests.training.workers"]  # fmt: skip
+    python(*command, folder)
     return folder
 
 

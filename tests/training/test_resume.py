@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from drill.training.loop import Outcome
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
+from tests.processes import python
 from tests.tiny_runs import (
     OPTIMIZERS,
     after,
@@ -31,8 +30,6 @@ from tests.tiny_runs import (
     with_a_test_at,
 )
 from tests.tiny_translations import small_optimizer, small_training
-
-ROOT = Path(__file__).parents[2]
 
 
 def small(task: str, path: Path, layer: str, optimizer: Any, **options: Any) -> Outcome:
@@ -153,15 +150,7 @@ def test_the_files_of_a_run_do_not_depend_on_how_often_it_is_saved(tmp_path):
 def kill_harness(tmp_path_factory) -> tuple[Path, dict]:
     """Many runs of killed processes, see tests/kill_harness.py."""
     folder = tmp_path_factory.mktemp("kill_harness")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kill_harness", str(folder), "1"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    python("-m", "tests.kill_harness", folder, 1)
     reports = folder.glob("*/report.json")
     return folder, {path.parent.name: json.loads(path.read_text()) for path in reports}
 

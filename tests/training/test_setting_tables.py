@@ -25,14 +25,14 @@ BY_OTHERS = {"`seed`": None}  # a default that another setting gives
 def test_settings_and_their_defaults_are_those_of_the_docs(page, head, of):
     text = (DOCS / page).read_text()
     table = text.split(f"| {head} | default | meaning |\n|---|---|---|\n")[1]
-    told = {}
+    documented = {}
     for line in table.split("\n\n")[0].splitlines():
         names, defaults, _ = (cell.strip() for cell in line.strip("|").split("|", 2))
         values = [value.strip() for value in defaults.split(",")]
-        told |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
+        documented |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
     wanted = {name: option.default for name, option in inspect.signature(of).parameters.items()}
-    assert told.keys() == wanted.keys()
-    for name, default in told.items():
+    assert documented.keys() == wanted.keys()
+    for name, default in documented.items():
         found = wanted[name]
         expected = "none" if found is None else str(found).lower()
         if isinstance(found, float):

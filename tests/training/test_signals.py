@@ -61,14 +61,14 @@ def test_one_of_each_kind_counts_as_two():
 
 def both_at_once() -> None:
     """Python hears of neither before both are there."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, GracefulShutdown.SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, GracefulShutdown.SIGNALS)
     for number in GracefulShutdown.SIGNALS:
         os.kill(os.getpid(), number)
-    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_both_kinds_at_once_are_one_request(tmp_path, monkeypatch):
-    """Python told of the second with a traceback, since its handler was the system's again."""
+    """Python reported the second with a traceback, since its handler was the system's again."""
     monkeypatch.setattr(GracefulShutdown, "TOGETHER", 60.0)
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as a command has it
     outcome = small_run(tmp_path, optimizer=after(3, OPTIMIZERS["sgd"](), both_at_once))

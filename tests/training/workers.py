@@ -1,9 +1,9 @@
-"""What each of several processes does in tests/test_parallel.py, started by torchrun.
+"""What each of several processes does in test_distributed.py, started by torchrun.
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m tests.training.workers FOLDER
 
 Runs go one after the other in FOLDER. In the last one a process kills itself, once: torchrun then
-starts all of them anew, and only that run is left to do.
+starts all of them again, and only that run is left to do.
 """
 
 import json
@@ -33,7 +33,7 @@ def alike(mine: World, model: torch.nn.Module) -> bool:
     return all(len(set(map(bits, mine.all_gather(p)))) == 1 for p in model.parameters())
 
 
-def first_life(folder: Path, mine: World) -> None:
+def first_start(folder: Path, mine: World) -> None:
     found: dict[str, object] = {"size": mine.size}
     for layer in PLAIN:
         small_run(folder / layer, layer, "nt-asgd", world=mine, **EXACT)
@@ -57,7 +57,7 @@ def first_life(folder: Path, mine: World) -> None:
     )
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
     small_training(stopped, world=mine, gradient_accumulation_steps=2, **TRANSLATOR)
-    # The first process alone validates: asked before, it must tell the others that it has not.
+    # The first process alone validates: asked before, the others must learn that it has not.
     step = rows(folder / "translator 2")[0]["step"]
     stopping = interrupted_after(step, small_optimizer()) if mine.rank == 0 else small_optimizer()
     broken_off = folder / "translator without a validation"
@@ -106,11 +106,11 @@ def last_run(folder: Path, mine: World, dies: bool) -> None:
 def main(folder: Path) -> None:
     logging.basicConfig()
     loop.AGREE_EVERY = 3  # an epoch of these has eleven steps
-    life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    starts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with world(torch.device("cpu"), timeout=60.0) as mine:
-        if life == 0:
-            first_life(folder, mine)
-        last_run(folder, mine, dies=life == 0 and mine.rank == 1)
+        if starts == 0:
+            first_start(folder, mine)
+        last_run(folder, mine, dies=starts == 0 and mine.rank == 1)
 
 
 if __name__ == "__main__":

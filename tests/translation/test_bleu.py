@@ -126,7 +126,7 @@ NO_MECAB = importlib.util.find_spec("MeCab") is None
 
 
 @pytest.fixture(autouse=True)
-def untold():
+def no_warnings_yet():
     bleu.tokenizer_of.cache_clear()
     yield
     bleu.tokenizer_of.cache_clear()

@@ -37,8 +37,9 @@ def model():
 LINES = ["abc", "", "ee dd", "   ", "世界 🎉 عربي", "\x00\x1b[1m", "abcde" * 30, "e"]
 
 
-def test_every_line_has_its_translations_in_order(data, model):
-    found = list(translate(model, data.subwords, LINES, Search(n_best=2), lines_per_block=3))
+@pytest.mark.parametrize("size", [1, 3])  # alone, an empty line is a block without a search
+def test_every_line_has_its_translations_in_order(data, model, size):
+    found = [*translate(model, data.subwords, iter(LINES), Search(n_best=2), lines_per_block=size)]
     assert len(found) == len(LINES)
     assert found[1] == found[3] == [EMPTY]
     for line, translations in zip(LINES, found, strict=True):

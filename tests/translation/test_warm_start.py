@@ -29,7 +29,7 @@ STILL = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Beside pairs/ and runs/tiny: other/, the same language in other letters."""
+    """pairs/, runs/tiny and other/, the same language in other letters."""
     folder = make_place(tmp_path_factory.mktemp("place"))
     (folder / "other").mkdir()
     for path in (folder / "pairs").iterdir():

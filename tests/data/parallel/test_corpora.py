@@ -90,12 +90,12 @@ def test_only_the_training_pairs_are_filtered(text):
 def test_the_training_text_is_let_go_of_once_it_is_encoded():
     """Training reads ids alone, and of millions of pairs the text is gigabytes."""
     text = numbers_and_dates_corpus(50, 5, 5)
-    gone, kept = weakref.ref(text.train), weakref.ref(text.test)
+    gone, left = weakref.ref(text.train), weakref.ref(text.test)
     data = translation_data(text, learnt_subwords(text.train, size=300))
     del text
     gc.collect()
     assert gone() is None
-    assert data.text.test is kept()
+    assert data.text.test is left()
 
 
 def test_targets_are_counted_with_the_end_of_every_line(text):

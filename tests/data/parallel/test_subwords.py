@@ -115,10 +115,10 @@ def test_save_and_load_are_inverse(subwords, tmp_path):
 
 
 def change(*path, to):
-    def damage(held):
+    def damage(content):
         for key in path[:-1]:
-            held = held[key]
-        held[path[-1]] = to
+            content = content[key]
+        content[path[-1]] = to
 
     return damage
 
@@ -136,17 +136,17 @@ def change(*path, to):
         change("pre_tokenizer", to=None),
         change("pre_tokenizer", to={"type": "Whitespace"}),
         change("pre_tokenizer", "add_prefix_space", to=True),
-        lambda held: held["model"]["vocab"].pop("a"),
-        lambda held: held["model"].pop("vocab"),
-        lambda held: held.clear(),
+        lambda content: content["model"]["vocab"].pop("a"),
+        lambda content: content["model"].pop("vocab"),
+        lambda content: content.clear(),
     ],
 )
 def test_a_damaged_file_is_named(subwords, tmp_path, damage):
     path = tmp_path / "subwords.json"
     subwords.save(path)
-    held = json.loads(path.read_text())
-    damage(held)
-    path.write_text(json.dumps(held))
+    content = json.loads(path.read_text())
+    damage(content)
+    path.write_text(json.dumps(content))
     with pytest.raises(DataError) as caught:
         Subwords.load(path)
     assert str(caught.value).startswith(f"{path}: ")

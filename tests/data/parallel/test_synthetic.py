@@ -32,11 +32,11 @@ def test_no_sentence_of_one_split_is_in_another(corpus):
     assert all(len(set(split.source)) == len(split) for split in corpus)
     others = numbers_and_dates_corpus(train=300, valid=300, test=300, seed=4)
     for side in ("source", "target"):
-        held = [
+        sentences = [
             {*getattr(one, side), *getattr(two, side)}
             for one, two in zip(corpus, others, strict=True)
         ]
-        for one, two in itertools.combinations(held, 2):
+        for one, two in itertools.combinations(sentences, 2):
             assert not one & two
 
 

@@ -111,10 +111,10 @@ def test_averaged_swaps_and_restores_bit_for_bit():
         checkpoint = {n: t.clone() for n, t in model.state_dict().items()}
         inside = model.eval().loss(ids, targets).nll
         assert model.layer.label_weight is model.encoder.embedding.weight
-    for p, held, average in zip(model.parameters(), before, averages, strict=True):
-        assert torch.equal(p, held)
+    for p, old, average in zip(model.parameters(), before, averages, strict=True):
+        assert torch.equal(p, old)
         assert torch.equal(optimizer.state[p]["average"], average)
-        assert not torch.equal(held, average)
+        assert not torch.equal(old, average)
     assert [p.data_ptr() for p in model.parameters()] == places  # cuDNN's one buffer stays whole
     for (name, p), average in zip(model.named_parameters(), averages, strict=True):
         assert torch.equal(checkpoint[name], average), name

@@ -87,10 +87,10 @@ def test_nt_asgd_is_sgd_then_averaged_sgd():
         assert same(values(net), before)
     train(optimizer, net, 3, start=4)
     assert optimizer.averaging
-    held = values(net)
+    now = values(net)
     with optimizer.averaged_weights():
-        assert not same(values(net), held)
-    assert same(values(net), held)
+        assert not same(values(net), now)
+    assert same(values(net), now)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])

@@ -39,7 +39,7 @@ def path(tmp_path):
     return tmp_path / "c.safetensors"
 
 
-def left_beside(path: Path) -> list[str]:
+def other_files(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
 
 
@@ -109,7 +109,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(path, mon
     assert str(path) in str(caught.value)
     assert "3.8 MiB are needed" in str(caught.value)
     assert path.read_bytes() == before
-    assert left_beside(path) == []
+    assert other_files(path) == []
     assert load(path)[1] == {"step": 1}
 
 
@@ -243,7 +243,7 @@ def test_another_shape_is_named_and_nothing_is_copied(path):
 
 
 def test_numbers_are_read_without_the_tensors_and_checked(tmp_path):
-    path = tmp_path / "held.safetensors"
+    path = tmp_path / "numbers.safetensors"
     checkpoint.save(path, {"w": torch.ones(8)}, {"epoch": 3})
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"x")  # a tensor's byte, which nobody reads here
