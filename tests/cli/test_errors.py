@@ -106,10 +106,16 @@ def test_messages_are_one_line_of_bounded_length():
             ([*NEW, "--set", f"training.{name}=99999"], f"training.{name} ")
             for name in ("batch_size", "valid_batch_size", "test_batch_size")
         ),
-        (["finetune", "nowhere"], "nowhere"),
-        (["settings", "nowhere"], "nowhere"),
+        *(([*words, "nowhere"], "nowhere") for words in (["finetune"], ["settings"], ["report"])),
         (["data", "gone"], "gone: "),
         (["export", "runs/tiny", "out"], "runs/tiny: "),
+        (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
+        (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
+        (["score", "runs/tiny", "--header", "--json"], "--header: "),
+        (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
+        (["report"], "--ledger"),
+        (["report", "runs/tiny", "-o", ""], "."),
+        (["ledger", "add", "nowhere"], "nowhere"),
     ],
 )
 def test_errors_are_one_line(fails, words, key):

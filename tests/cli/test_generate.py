@@ -111,19 +111,6 @@ def test_unknown_words_are_named_once_and_at_most_20(drill):
     assert READ_AS_UNK not in drill("score", "runs/tiny", "--json", stdin=text)[2]
 
 
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
-        (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
-        (["score", "runs/tiny", "--header", "--json"], "--header: "),
-        (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
-    ],
-)
-def test_errors_are_one_line(fails, words, key):
-    fails(*words, key=key)
-
-
 def test_reading_commands_write_nothing_into_the_run(drill, place):
     def files() -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in (place / "runs/tiny").rglob("*.*")}

@@ -64,16 +64,3 @@ def test_what_is_no_run_is_left_out(tmp_path, capsys):
     ledger.write_text("")
     with pytest.raises(SettingsError, match=r"--ledger"):
         report._run_folders([ledger])
-
-
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (["report"], "--ledger"),
-        (["report", "nowhere"], "nowhere"),
-        (["report", "runs/tiny", "-o", ""], "."),
-        (["ledger", "add", "nowhere"], "nowhere"),
-    ],
-)
-def test_errors_are_one_line(fails, words, key):
-    fails(*words, key=key)

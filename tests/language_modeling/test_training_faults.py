@@ -77,12 +77,6 @@ def test_best_weights_are_saved_if_no_checkpoint_was_due(tmp_path):
     assert all(torch.equal(found[name], best[name]) for name in best)
 
 
-def test_run_resumes_from_the_last_good_checkpoint(tmp_path):
-    poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
-    small_run(tmp_path, "deep-residual")
-    assert unlike(all_of(tmp_path), finished(small_run, "deep-residual")) == []
-
-
 @pytest.mark.parametrize(("value", "epochs"), [(math.nan, 2), (math.inf, 1)])
 def test_last_step_of_an_epoch_is_checked_too(tmp_path, value, epochs):
     """The loss of the epoch is finite, the weights after it are not."""

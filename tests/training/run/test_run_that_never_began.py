@@ -29,12 +29,6 @@ def fails(drill, *words: str) -> None:
     assert (code, out, err.splitlines()[-1][:7]) == (1, "", "drill: "), (code, out, err)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_no_folder_stays(drill, fault):
-    fails(drill, *MODEL, *FAULTS[fault], "--runs", "fresh/runs")
-    assert not Path("fresh").exists()
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 @pytest.mark.parametrize("command", [MODEL, TRANSLATOR], ids=["language_model", "translator"])
 def test_no_folder_stays_without_the_gpu_that_is_asked_for(drill, command):
@@ -52,16 +46,16 @@ def test_no_folder_of_a_translator_stays(drill, monkeypatch, name):
     assert not Path("fresh").exists()
 
 
-@pytest.mark.parametrize(
-    ("fault", "file"), [("batch", ""), *((fault, "recipe.toml") for fault in FAULTS)]
-)
-def test_a_folder_that_was_there_stays_as_it_was(drill, tmp_path, fault, file):
-    """Empty, or with what a killed run has left."""
-    (tmp_path / "mine").mkdir()
-    if file:
-        (tmp_path / "mine" / file).write_text("[]")
+@pytest.mark.parametrize("left", ["no folder", "empty", "killed run"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_start_leaves_the_folder_as_it_was(drill, tmp_path, fault, left):
+    runs = tmp_path / "fresh" / "runs"
+    if left != "no folder":
+        (runs / "mine").mkdir(parents=True)
+    if left == "killed run":
+        (runs / "mine" / "recipe.toml").write_text("[]")
     before = contents(tmp_path)
-    fails(drill, *MODEL, *FAULTS[fault], "--runs", str(tmp_path), "--name", "mine")
+    fails(drill, *MODEL, *FAULTS[fault], "--runs", str(runs), "--name", "mine")
     assert contents(tmp_path) == before
 
 
