@@ -150,14 +150,11 @@ def made(layer: str, seed: int, score: float, minute: int = 0, **more: object) -
         "training": {"seed": seed},
     }
     fields = {
-        "recipe": f"multi30k-{layer}",
-        "layer": layer,
-        "seed": seed,
-        "settings": settings if lr else {},
-        "settings_digest": f"{layer} {lr} {width}",
+        "recipe": f"multi30k-{layer}", "layer": layer, "seed": seed,
+        "settings": settings if lr else {}, "settings_digest": f"{layer} {lr} {width}",
         "recorded": f"2026-01-01T00:{minute:02}:00+00:00",
         "extra": {"bleu": score, "beam": 4, "length_penalty": 0.6},
-    }
+    }  # fmt: skip
     return replace(latest("multi30k-tied"), **(fields | more))
 
 

@@ -273,16 +273,12 @@ def test_outcome_is_that_of_the_saved_weights(tmp_path, layer):
     assert all(map(torch.equal, model.parameters(), fresh.parameters()))  # it is the best one
     *epochs, last = rows(tmp_path)
     assert last == {
-        "kind": "test",
-        "epoch": outcome.best_epoch,
-        "valid_loss": valid.nll / 110,
-        "valid_perplexity": math.exp(valid.nll / 110),
-        "valid_published": math.exp(valid.nll / 120),
-        "test_loss": test.nll / 89,
-        "test_perplexity": math.exp(test.nll / 89),
+        "kind": "test", "epoch": outcome.best_epoch, "valid_loss": valid.nll / 110,
+        "valid_perplexity": math.exp(valid.nll / 110), "valid_published": math.exp(valid.nll / 120),
+        "test_loss": test.nll / 89, "test_perplexity": math.exp(test.nll / 89),
         "test_published": math.exp(test.nll / 90),
         "weights_fingerprint": fingerprint_in(RunFolder(tmp_path).best),
-    }
+    }  # fmt: skip
     assert min(row["valid_loss"] for row in epochs) == last["valid_loss"]
     assert [row["epoch"] for row in epochs if row["best"]][-1] == outcome.best_epoch
 

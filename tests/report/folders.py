@@ -38,23 +38,12 @@ def perplexities(start: float, end: float, epochs: int) -> list[float]:
 
 def epoch_row(epoch: int, valid: float, seconds: float = 12.5, **more: Any) -> dict[str, Any]:
     return {
-        "kind": "epoch",
-        "epoch": epoch,
-        "step": 687 * epoch,
-        "tokens": 929_560,
-        "train_loss": 4.5,
-        "train_perplexity": 90.0,
-        "valid_loss": 4.4,
-        "valid_perplexity": valid,
+        "kind": "epoch", "epoch": epoch, "step": 687 * epoch, "tokens": 929_560, "train_loss": 4.5,
+        "train_perplexity": 90.0, "valid_loss": 4.4, "valid_perplexity": valid,
         "valid_published": valid - 0.03 if isinstance(valid, float) else valid,
-        "lr": 30.0,
-        "averaged": False,
-        "best": True,
-        "seconds": seconds,
-        "elapsed": seconds * epoch,
-        "tokens_per_second": 74_000.0 + epoch,
-        **more,
-    }
+        "lr": 30.0, "averaged": False, "best": True, "seconds": seconds, "elapsed": seconds * epoch,
+        "tokens_per_second": 74_000.0 + epoch, **more,
+    }  # fmt: skip
 
 
 def test_row(epoch: int, valid: float, test: float, elapsed: float) -> dict[str, Any]:

@@ -190,12 +190,9 @@ WRONG_OF_ADAMW = {
     "average_patience alone": {"average_patience": 3},
     "hold of one-cycle": {"schedule": "one-cycle", "hold": 0.3},
     "warmup of one-cycle": {"schedule": "one-cycle", "warmup": 0.0},
-    "warmup_steps": {"warmup_steps": 0},
-    "beta1": {"beta1": 1.5},
-    "beta2": {"beta2": math.nan},
-    "eps 0": {"eps": 0.0},
-    "eps inf": {"eps": math.inf},
-}
+    "warmup_steps": {"warmup_steps": 0}, "beta1": {"beta1": 1.5}, "beta2": {"beta2": math.nan},
+    "eps 0": {"eps": 0.0}, "eps inf": {"eps": math.inf},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
