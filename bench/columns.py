@@ -22,7 +22,9 @@ def ratio(base: str, key: str = "ms_median") -> Cell:
 
     def cell(row: Row, rows: Rows) -> str:
         top, bottom = row.get(key), rows.get(base, {}).get(key)
-        return f"{top / bottom:.2f}" if top and bottom else ""
+        if not top or not bottom:
+            return ""
+        return f"{top / bottom:.2f}" if top > 0.01 * bottom else f"{top / bottom:.1g}"
 
     return cell
 
