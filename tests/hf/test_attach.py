@@ -245,6 +245,20 @@ def test_on_the_meta_device_and_from_a_config(tmp_path):
     assert 0.09 < loaded.lm_head.layer.maps[0].linear.weight.abs().max() <= 0.1
 
 
+def test_gates_by_frequency_are_saved_and_built_again(tmp_path):
+    gated = {"depth": 1, "gate": "frequency", "counts": torch.arange(V)}
+    model = attach(build("llama"), **gated)
+    build("llama").save_pretrained(tmp_path / "stock")  # lacks the layer
+    loaded = type(model).from_pretrained(tmp_path / "stock", config=model.config)
+    assert torch.equal(loaded.lm_head.layer.gates, model.lm_head.layer.gates)
+    inner = {"name": "deep-residual", **gated}
+    model = attach(build("llama"), "mixture", experts=2, inner=inner, zero_start=False)
+    model.resize_token_embeddings(V + 6)
+    model.save_pretrained(tmp_path / "mixture")
+    again = T.AutoModelForCausalLM.from_pretrained(tmp_path / "mixture")
+    assert torch.equal(logits(again), logits(model))
+
+
 def test_config_of_the_caller_stays_as_it_was():
     config = CONFIGS["llama"]()
     before = config.to_dict()

@@ -125,7 +125,7 @@ def test_search_saves_no_cell_of_a_stall(flag, tmp_path):
 @pytest.mark.gpu
 def test_launch_without_room_on_the_gpu_raises(monkeypatch):
     """Each launch finds marks where the initial state should be, and waits until it gives up."""
-    reason = lstm_persistent.supported(torch.device("cuda", 0), 6)
+    reason = lstm_persistent.unsupported_reason(torch.device("cuda", 0), 6)
     if reason:
         pytest.skip(reason)
     model = language_model("tied", torch.float32).cuda()

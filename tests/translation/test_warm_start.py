@@ -118,19 +118,21 @@ def test_dropout_and_training_may_differ(here, tmp_path):
     torch.testing.assert_close(dict(found.named_parameters()), dict(base.named_parameters()))
 
 
-def test_clusters_stay_those_that_the_weights_were_trained_for(here, tmp_path):
-    """An adaptive softmax ranks labels by the text, and this one's letters are other ones."""
-    adaptive = ["layer.name=adaptive", "layer.cutoffs=[50,150]"]
+@pytest.mark.parametrize(
+    "counted", [["layer.name=adaptive", "layer.cutoffs=[50,150]"], ["layer.gate=frequency"]]
+)
+def test_counts_stay_those_that_the_weights_were_trained_for(counted, here, tmp_path):
+    """The letters of the second text are other ones."""
     base, run = tmp_path / "base", tmp_path / "run"
-    train(small(*adaptive), base, device="cpu")
-    train(started(*adaptive, *STILL, start=base), run, device="cpu")
+    train(small(*counted), base, device="cpu")
+    train(started(*counted, *STILL, start=base), run, device="cpu")
     losses = []
     valid = load_translation(base, device="cpu").data.valid
     for folder in (base, run):
         losses.append(translation_loss(load_translation(folder, device="cpu").model, valid).loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     shutil.rmtree(base)
-    assert train(started(*adaptive, *STILL, start=base), run, device="cpu").finished
+    assert train(started(*counted, *STILL, start=base), run, device="cpu").finished
     (run / "target_counts.json").unlink()
     with pytest.raises(RunFolderError, match=r"target_counts\.json"):
         load_translation(run, device="cpu")

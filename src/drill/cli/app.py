@@ -61,10 +61,17 @@ ledger.command("add")(record)
 app.add_typer(ledger, name="ledger")
 
 
-@app.callback(invoke_without_command=True)
-def drill(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"drill {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def drill(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass

@@ -97,8 +97,9 @@ def attach(
         if layer == "deep-residual":
             options |= {"activation": options.get("activation", "tanh"), "zero_start": True}
     matrix.setdefault("bias", linear.bias is not None)
-    if "counts" in options:  # the config is JSON
-        options["counts"] = torch.as_tensor(options["counts"]).tolist()
+    for each in (options, options.get(INNER, {})):
+        if "counts" in each:  # the config is JSON
+            each["counts"] = torch.as_tensor(each["counts"]).tolist()
     drill = {
         "model_type": model.config.model_type,
         "layer": layer,

@@ -82,9 +82,8 @@ class AttachedModel(Stock):
         elif self.config.is_encoder_decoder:
             targets = labels
         else:
-            targets = F.pad(labels, (0, 1), value=IGNORE_INDEX)[
-                ..., 1:
-            ]  # position t predicts t + 1
+            # Position t predicts t + 1.
+            targets = F.pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
         if self.training:
             losses, output = self.fused_loss(heads, targets, *args, **kwargs)
             logits = None
@@ -145,15 +144,18 @@ class AttachedModel(Stock):
         else:  # a part of the layer that a checkpoint lacks
             matrix = head.matrix
             fresh = build_layer(self.config.drill, matrix.embedding, matrix.hidden_size)
-            for key, parameter in module.named_parameters(recurse=False):
-                init.copy_(parameter, getattr(fresh.get_submodule(name), key))
+            tensors = {**module._parameters, **module._buffers}
+            for key, tensor in tensors.items():
+                if tensor is not None:
+                    init.copy_(tensor, getattr(fresh.get_submodule(name), key))
 
     def _get_resized_lm_head(self, head: Head, size: int, **kwargs: Any) -> Head:
         head.share(self.get_submodule(self.label_embedding))
         head.layer.resize(size)
         options = self.config.drill["options"]  # of which from_pretrained builds the layer again
-        if "counts" in options:
-            options["counts"] = (options["counts"] + size * [0])[:size]
+        for each in (options, options.get(INNER, {})):
+            if "counts" in each:
+                each["counts"] = (each["counts"] + size * [0])[:size]
         if isinstance(head.layer, Mixtape):
             options["gates"] = head.layer.gates
         return head

@@ -28,6 +28,7 @@ from drill.kernels.label_encoder.encode_labels import (
     encode_maps,
     resolve_encoder,
 )
+from drill.kernels.runtime.checks import invalid
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.layers.base import MatrixLayer, resize_entries
 from drill.layers.checks import (
@@ -187,11 +188,13 @@ class DeepResidual(MatrixLayer):
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
         self.gate_count = check_positive(name, "gate_count", gate_count)
         self.gates: Tensor | None  # g
-        if gate == "frequency":
+        if gate == "none" or depth == 0:
+            self.gates = None
+        elif gate == "frequency":
+            if counts is None:
+                raise invalid(name, "counts", "given for gate='frequency'", None)
             seen = check_counts(name, counts, label_count(embedding))
             self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**place))
-        elif gate == "none" or depth == 0:
-            self.gates = None
         else:
             gates = 1 if gate == "scalar" else label_count(embedding)
             self.gates = nn.Parameter(torch.zeros(gates, **place))

@@ -51,6 +51,8 @@ class Player:
     embedding: nn.Embedding | LabelSource
     display: Callable[[int], str]
     """The name of a label, ``▁`` in front of a subword that begins a word."""
+    named: dict[str, int]
+    """The labels by name; the last one of a name."""
     adds_words: bool = False
 
     def word(self, word: str, exact: bool = False) -> Answer:
@@ -59,8 +61,7 @@ class Player:
         Of several subwords those of the first one; ``exact``: of the label of that name.
         """
         if self.subwords is None or exact:
-            every = range(self.run.model.layer.vocabulary_size)
-            labels = [label for label in every if self.display(label) == word]
+            labels = [self.named[word]] if word in self.named else []
         else:
             labels = self.subwords.encode(" " + word.replace("▁", ""))
         if not labels:
@@ -90,6 +91,7 @@ class LanguageModelPlayer(Player):
 
     def _use(self, run: LanguageModelRun) -> None:
         self.run, self.vocabulary, self.display = run, run.vocabulary, run.vocabulary.display
+        self.named = {self.display(i): i for i in range(len(run.vocabulary))}
         self.embedding = run.model.encoder.embedding
         self.counts = self.vocabulary.counts.tolist()
         self.subwords = None
@@ -178,6 +180,7 @@ class TranslatorPlayer(Player):
     def __init__(self, name: str, run: TranslationRun) -> None:
         self.name, self.run, self.subwords = name, run, run.subwords
         self.display, self.embedding = run.subwords.display, run.model.transformer.target_embedding
+        self.named = {self.display(i): i for i in range(len(run.subwords))}
         path = run.folder.target_counts
         self.counts = json.loads(path.read_bytes()) if path.exists() else None
 

@@ -24,6 +24,7 @@ from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
 from drill.training.settings import (
     INIT_FROM,
+    INNER,
     TRANSLATION,
     Settings,
     check_optimizer,
@@ -172,9 +173,10 @@ def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
     return TranslationStart(folder, subwords, "averaged" if averaged else "best")
 
 
-def ranks_labels(settings: Settings) -> bool:
+def uses_counts(settings: Settings) -> bool:
     """Whether the meaning of the weights depends on the label counts of their training text."""
-    return LAYERS[settings.layer[NAME]] in (AdaptiveSoftmax, Mixtape)
+    gates = (table.get("gate") for table in (settings.layer, settings.layer.get(INNER, {})))
+    return LAYERS[settings.layer[NAME]] in (AdaptiveSoftmax, Mixtape) or "frequency" in gates
 
 
 def _of_the_model(key: str) -> bool:

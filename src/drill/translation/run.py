@@ -41,9 +41,9 @@ from drill.translation.build import (
     dry_run,
     packages_of,
     pairs,
-    ranks_labels,
     translation_start,
     translator,
+    uses_counts,
 )
 from drill.translation.evaluate import best_translations, evaluate_translator
 from drill.translation.step import capture_blocker, kernel_summary
@@ -80,7 +80,7 @@ def train_translation(
         processes.wait()
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = data.target_counts().tolist()
-    if settings.init_from is not None and ranks_labels(settings):
+    if settings.init_from is not None and uses_counts(settings):
         counts = _counts(run if start is None else start.folder, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
     loaded = None if start is None else start.load_into(model)

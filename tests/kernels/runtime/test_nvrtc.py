@@ -123,7 +123,7 @@ def test_a_launch_may_be_the_first_thing_a_thread_does(tmp_path, monkeypatch):
     source = tmp_path / "ones.cu"
     source.write_text('extern "C" __global__ void ones(float* x) { x[threadIdx.x] = 1.0f; }')
     x = torch.zeros(32, device="cuda")
-    kernel = nvrtc.compiled(source, "ones", {}, 0, x.device)
+    kernel = nvrtc.load_kernel(source, "ones", {}, 0, x.device)
     torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as fresh:
         fresh.submit(kernel, 1, 32, [x], cooperative=False).result()

@@ -1,5 +1,6 @@
 """Compare trained models: loss or accuracy on rare and frequent words, calibration, labels."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -44,6 +45,8 @@ BATCH = 20
 NEAREST = 5
 """Labels that are listed next to a label."""
 
+logger = logging.getLogger("drill")
+
 
 class RunComparison:
     """Collects the test losses of runs, their calibration and labels, and generated samples.
@@ -60,7 +63,7 @@ class RunComparison:
         edges: Sequence[int] | None = None,
         prompts: Sequence[str] = ("",),
         words: Sequence[str] = (),
-        say: Say = print,
+        say: Say = logger.info,
     ) -> None:
         self.edges, self.prompts, self.words, self.say = edges, prompts, words, say
         self.texts: list[TextBands] = []  # runs that have read the same text are in one

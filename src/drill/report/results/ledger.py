@@ -260,6 +260,8 @@ def _locked(path: Path) -> Iterator[list[AnyRow]]:
             count = len(rows)
             yield rows
             added = [json.dumps({"kind": names[type(row)], **asdict(row)}) for row in rows[count:]]
+            if not added:
+                return
             content = _without_cut_line(path.read_bytes())
             os.ftruncate(handle, len(content))
             first = "\n" if content and not content.endswith(b"\n") else ""

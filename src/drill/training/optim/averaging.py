@@ -157,8 +157,9 @@ class WeightAverage:
         tail  share_n = 1 / n                         the mean of all iterates
         ema   share_n = (1 - decay) / (1 - decay^n)   exponential, bias-corrected
 
-    Both start with a_1 = w_1. Training continues from the iterates. The arguments are those of
-    ``RunScheduled``, from ``average_from`` on.
+    Both start with a_1 = w_1. Training continues from the iterates. ``begins`` is the share of the
+    run before the first averaged iterate; after ``patience`` epochs without a better validation
+    averaging starts earlier.
     """
 
     def __init__(
