@@ -76,7 +76,8 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog, task):
 def test_sigterm_ends_the_process(tmp_path):
     program = """
 import signal
-from tests.training.run.test_interrupted_runs import LM, interrupted, settings_of, train
+from tests.tiny_tasks import LM
+from tests.training.run.test_interrupted_runs import interrupted, settings_of, train
 with interrupted(LM, 3, signal.SIGTERM):
     train(settings_of(LM), "runs/a b", device="cpu")
 print("went on")
