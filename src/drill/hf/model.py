@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
@@ -144,10 +145,9 @@ class AttachedModel(Stock):
         else:  # a part of the layer that a checkpoint lacks
             matrix = head.matrix
             fresh = build_layer(self.config.drill, matrix.embedding, matrix.hidden_size)
-            tensors = {**module._parameters, **module._buffers}
-            for key, tensor in tensors.items():
-                if tensor is not None:
-                    init.copy_(tensor, getattr(fresh.get_submodule(name), key))
+            own = (module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+            for key, tensor in chain(*own):
+                init.copy_(tensor, getattr(fresh.get_submodule(name), key))
 
     def _get_resized_lm_head(self, head: Head, size: int, **kwargs: Any) -> Head:
         head.share(self.get_submodule(self.label_embedding))

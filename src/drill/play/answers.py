@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,9 +51,12 @@ class Player:
     embedding: nn.Embedding | LabelSource
     display: Callable[[int], str]
     """The name of a label, ``▁`` in front of a subword that begins a word."""
-    named: dict[str, int]
-    """The labels by name; the last one of a name."""
     adds_words: bool = False
+
+    @cached_property
+    def named(self) -> dict[str, int]:
+        """The labels by name; the last one of a name."""
+        return {self.display(i): i for i in range(self.run.model.layer.vocabulary_size)}
 
     def word(self, word: str, exact: bool = False) -> Answer:
         """How often a word occurs in training, and the labels next to it in E and in g_out(E).
@@ -91,7 +94,7 @@ class LanguageModelPlayer(Player):
 
     def _use(self, run: LanguageModelRun) -> None:
         self.run, self.vocabulary, self.display = run, run.vocabulary, run.vocabulary.display
-        self.named = {self.display(i): i for i in range(len(run.vocabulary))}
+        vars(self).pop("named", None)
         self.embedding = run.model.encoder.embedding
         self.counts = self.vocabulary.counts.tolist()
         self.subwords = None
@@ -180,7 +183,6 @@ class TranslatorPlayer(Player):
     def __init__(self, name: str, run: TranslationRun) -> None:
         self.name, self.run, self.subwords = name, run, run.subwords
         self.display, self.embedding = run.subwords.display, run.model.transformer.target_embedding
-        self.named = {self.display(i): i for i in range(len(run.subwords))}
         path = run.folder.target_counts
         self.counts = json.loads(path.read_bytes()) if path.exists() else None
 

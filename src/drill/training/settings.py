@@ -407,7 +407,7 @@ def output_layer(
         options["hidden_size"] = sum(widths)
     if "widths" in takes:
         options["widths"] = widths
-    if "counts" in takes and options.get("gate", "frequency") == "frequency":
+    if "counts" in takes and options.get("gate") in (None, "frequency"):  # other gates need none
         options["counts"] = counts()
     if not wraps(kind):
         return kind(embedding, **options)
