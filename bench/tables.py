@@ -430,6 +430,9 @@ def pages() -> dict[Path, str]:
         },
         "docs/figures.md": {
             "multi30k": iter(stage_table(study("multi30k"), "train").markdown().splitlines()),
+            "multi30k-maps": iter(
+                stage_table(study("multi30k-maps"), "train").markdown().splitlines()
+            ),
             "bleu": ledger.bleu(compared_translators(runs)),
             "layers": layers_and_losses(rows),
             "aims": aims_table(rows),
