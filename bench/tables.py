@@ -16,10 +16,10 @@ from columns import COLUMNS, Row, cells, markdown, section, title
 
 from drill import report
 from drill.report.results.paper import CURVES, FINETUNED, PAPER
-from drill.study.plan import read_plan
-from drill.study.states import States
-from drill.study.statistics import paired_difference
-from drill.study.tables import finished_results, stage_table
+from drill.report.study.plan import read_plan
+from drill.report.study.states import States
+from drill.report.study.statistics import paired_difference
+from drill.report.study.tables import finished_results, stage_table
 
 ROOT = Path(__file__).parents[1]
 

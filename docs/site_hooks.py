@@ -19,10 +19,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
-from drill.study.page import stage_figures
-from drill.study.plan import TRAINING, read_plan
-from drill.study.states import States
-from drill.study.tables import report
+from drill.report.study.page import stage_figures
+from drill.report.study.plan import TRAINING, read_plan
+from drill.report.study.states import States
+from drill.report.study.tables import report
 
 LOG = logging.getLogger("mkdocs.hooks")  # --strict stops at warnings
 ROOT = Path(__file__).parents[1]

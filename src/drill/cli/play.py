@@ -10,7 +10,7 @@ from drill.cli import options
 from drill.errors import RunFolderError, SettingsError
 
 if TYPE_CHECKING:
-    from drill.play.answers import Player
+    from drill.report.play.answers import Player
 
 HOST = "127.0.0.1"
 
@@ -37,7 +37,7 @@ def play(
     check_packages("`drill play` needs", "starlette", "uvicorn")
     import uvicorn
 
-    from drill.play.server import Server
+    from drill.report.play.server import Server
 
     trained = [path for path in runs if _is_run(path)]
     folders = {path.resolve().parent if path in trained else path for path in runs}
@@ -75,7 +75,7 @@ def _is_run(path: Path) -> bool:
 
 def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     from drill.language_modeling.run import LanguageModelRun
-    from drill.play.answers import LanguageModelPlayer, TranslatorPlayer
+    from drill.report.play.answers import LanguageModelPlayer, TranslatorPlayer
     from drill.report.results.runs import distinct_names
     from drill.tasks import load
 

@@ -1,4 +1,4 @@
-"""Run folders and ledgers -> tables, plots and one page."""
+"""What was trained: run folders and ledgers -> tables, plots and pages; plans with seeds."""
 
 from drill.errors import ReportError
 from drill.report.page.page import markdown, write_report

@@ -45,12 +45,12 @@ def study(
     Results go to the ledger when a job ends. The same command resumes, on another machine too if
     it has the ledger. Ctrl-C saves and stops.
     """
-    from drill.study.page import write_study_page
-    from drill.study.plan import read_plan
-    from drill.study.runner import StudyRunner
-    from drill.study.states import FAILED, States
-    from drill.study.tables import report as study_report
-    from drill.study.tables import status_table
+    from drill.report.study.page import write_study_page
+    from drill.report.study.plan import read_plan
+    from drill.report.study.runner import StudyRunner
+    from drill.report.study.states import FAILED, States
+    from drill.report.study.tables import report as study_report
+    from drill.report.study.tables import status_table
 
     wanted = read_plan(plan)
     results = ledger or default_ledger(plan, wanted.name)

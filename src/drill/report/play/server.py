@@ -18,9 +18,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from drill.errors import DrillError, SettingsError
-from drill.play import answers
-from drill.play.answers import Player
 from drill.report import page as report_page
+from drill.report.play import answers
+from drill.report.play.answers import Player
 
 HOSTS = ("127.0.0.1", "localhost")
 MAX_BODY = 1 << 16  # bytes of a request

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from drill.study.page import write_study_page
-from drill.study.states import States
-from drill.study.tables import report, status_table
+from drill.report.study.page import write_study_page
+from drill.report.study.states import States
+from drill.report.study.tables import report, status_table
 from tests.report.page_reader import figures
-from tests.study.place import PLAN, make_place
+from tests.report.study.place import PLAN, make_place
 
 FIGURES = {
     "a-seed-1": (60.0, 58.0),

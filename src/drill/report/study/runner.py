@@ -12,9 +12,19 @@ from pathlib import Path
 
 from drill.errors import ReportError, RunFolderError, SettingsError
 from drill.report.results.ledger import AlreadyRecorded, FailedJob, Row, record, record_failure
+from drill.report.study.plan import (
+    BLEU,
+    CACHE,
+    DYNAMIC,
+    FINETUNE,
+    TRAIN,
+    WORDS,
+    Job,
+    Plan,
+    identity,
+)
+from drill.report.study.states import DONE, States, is_run_of, stage_results
 from drill.report.tables.number_format import perplexity
-from drill.study.plan import BLEU, CACHE, DYNAMIC, FINETUNE, TRAIN, WORDS, Job, Plan, identity
-from drill.study.states import DONE, States, is_run_of, stage_results
 from drill.tasks import check_recipe
 from drill.training.run.folder import RunFolder
 from drill.training.signals import GracefulShutdown

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from drill.errors import DataError
-from drill.play import answers
-from drill.play.answers import LanguageModelPlayer
+from drill.report.play import answers
+from drill.report.play.answers import LanguageModelPlayer
 
 
 def test_next_words_are_those_of_generate(models):

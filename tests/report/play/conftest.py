@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from drill.language_modeling.run import load_run
-from drill.play.answers import LanguageModelPlayer, TranslatorPlayer
+from drill.report.play.answers import LanguageModelPlayer, TranslatorPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
 from drill.translation.run import load_translation

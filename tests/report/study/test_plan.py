@@ -6,11 +6,11 @@ import pytest
 
 from drill.errors import SettingsError
 from drill.language_modeling.build import finetune_settings
-from drill.study.plan import FINETUNE, identity, read_plan, settings_of
+from drill.report.study.plan import FINETUNE, identity, read_plan, settings_of
 from drill.training.settings import recipe
-from tests.study.place import PLAN, make_place
+from tests.report.study.place import PLAN, make_place
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drill.study.statistics import p_value, paired_difference, standard_error, t_quantile
+from drill.report.study.statistics import p_value, paired_difference, standard_error, t_quantile
 
 # Two-sided 5% and 1% points, as printed in tables of the t distribution.
 TABLE = {1: (12.706, 63.657), 2: (4.303, 9.925), 4: (2.776, 4.604), 10: (2.228, 3.169)}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from drill.report.page.figures import Curve, Figure, assign_styles, epochs_figure, time_figure
 from drill.report.page.page import Block, Section, check_replaceable, write_page
-from drill.study.plan import TRAINING
-from drill.study.states import States
-from drill.study.tables import finished_results, frequency_table, not_counted, stage_table
+from drill.report.study.plan import TRAINING
+from drill.report.study.states import States
+from drill.report.study.tables import finished_results, frequency_table, not_counted, stage_table
 
 
 def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:

@@ -8,6 +8,9 @@ from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.report.results.evaluations import ADAPTIVE
 from drill.report.results.ledger import Row
 from drill.report.results.run_files import as_finite
+from drill.report.study.plan import BLEU, TRAINING, WORDS, Job, PlanRow
+from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
+from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table, markdown_text
 from drill.report.tables.result_tables import (
@@ -20,9 +23,6 @@ from drill.report.tables.result_tables import (
     recipe_changes,
     seconds_to,
 )
-from drill.study.plan import BLEU, TRAINING, WORDS, Job, PlanRow
-from drill.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
-from drill.study.statistics import CONFIDENCE, paired_difference, standard_error
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
 DECIMALS = {BITS_PER_BYTE: 4, BAND: 3, MASS: 4}  # of other scores 2

@@ -1,4 +1,4 @@
-"""The page in headless Chromium, by keyboard; tests/play/test_server.py has the server alone."""
+"""The page in headless Chromium, by keyboard; test_server.py has the server alone."""
 
 import json
 import re

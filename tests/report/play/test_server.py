@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from drill.language_modeling.run import load_run
-from drill.play.answers import LanguageModelPlayer
+from drill.report.play.answers import LanguageModelPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
 from tests import tiny_wordnet
 
 TestClient = pytest.importorskip("starlette.testclient").TestClient
 
-from drill.play import server  # noqa: E402 - needs starlette
-from drill.play.server import Server  # noqa: E402
+from drill.report.play import server  # noqa: E402 - needs starlette
+from drill.report.play.server import Server  # noqa: E402
 
 URL = "http://127.0.0.1:8765"
 PAGE = Path(server.__file__).parent

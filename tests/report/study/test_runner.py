@@ -14,13 +14,13 @@ import pytest
 import drill
 from drill.errors import SettingsError
 from drill.report.results.ledger import read, read_failures
-from drill.study import runner
-from drill.study.plan import read_plan
-from drill.study.runner import command
-from drill.study.states import AGAIN, DONE, FAILED, MISSING, PARTIAL, States
-from drill.study.tables import status_table
+from drill.report.study import runner
+from drill.report.study.plan import read_plan
+from drill.report.study.runner import command
+from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, PARTIAL, States
+from drill.report.study.tables import status_table
 from drill.training.run.folder import RunFolder
-from tests.study.place import PLAN, Place, make_place
+from tests.report.study.place import PLAN, Place, make_place
 
 TRAINED = ["a-seed-1 train", "b-seed-1 train", "a-seed-2 train", "b-seed-2 train"]
 CHAIN = ["a-seed-1 train", "a-seed-1-finetune finetune", "a-seed-1-finetune cache"]
@@ -206,8 +206,8 @@ def test_rows_of_two_tasks_are_two_plans(place):
 STUDY = """
 import sys
 from pathlib import Path
-from drill.study import runner
-from drill.study.plan import read_plan
+from drill.report.study import runner
+from drill.report.study.plan import read_plan
 runner.PROGRAM = (sys.executable, "-S", "stand_in.py")
 runner.StudyRunner(read_plan("plan.toml"), Path("results.jsonl"), Path("runs")).run()
 """

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drill.study import runner
-from drill.study.plan import TRAINING, Plan, read_plan, settings_of
+from drill.report.study import runner
+from drill.report.study.plan import TRAINING, Plan, read_plan, settings_of
 from tests.tiny_place import RECIPE
 
 PLAN = """

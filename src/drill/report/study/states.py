@@ -6,7 +6,7 @@ from statistics import mean
 from drill.errors import SettingsError
 from drill.report.results.evaluations import TRANSLATION, Evaluation, last_pair
 from drill.report.results.ledger import FailedJob, Row, read, read_failures
-from drill.study.plan import BLEU, TRAINING, Job, Plan, identity
+from drill.report.study.plan import BLEU, TRAINING, Job, Plan, identity
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, resolve_settings
 
