@@ -25,6 +25,7 @@ from drill.training.settings import Settings, build_optimizer, recipe
 BASE, TRAINER = "transformers, compiled loop", "transformers Trainer"
 RECIPES = {"small": "gpt", "medium": "gpt-medium"}
 LAYERS = {"drill tied": "tied", "drill full": "untied", "drill deep-residual 2": "drill"}
+LOW = ", bfloat16 residual"
 LABELS = (32_000, 128_000)
 QUICK = {"embedding_dim": 32, "layers": 2, "heads": 2, "intermediate_size": 64}
 
@@ -94,8 +95,9 @@ def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
 
         return step
 
-    def ours(layer: str) -> Step:
+    def ours(layer: str, low: bool = False) -> Step:
         chosen = settings(setting.name, layer, args)
+        chosen = chosen.changed(encoder={"low_precision_residual": low})
         model = build.language_model(chosen, vocabulary(setting.size.labels), setting.device)
         optimizer = build_optimizer(chosen)
         optimizer.setup(model.train().named_parameters())
@@ -107,7 +109,8 @@ def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
         return our_step(steps, data, bptt)
 
     theirs = {BASE: loop} | ({} if args.no_trainer else {TRAINER: trainer})
-    return theirs | {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}
+    own = {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}
+    return theirs | own | {"drill tied" + LOW: lambda: ours("tied", low=True)}
 
 
 def main() -> None:

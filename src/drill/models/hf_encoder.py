@@ -36,6 +36,8 @@ class HfEncoder(Encoder):
         context_length: the longest window.
         dropout: of the embedded tokens, of the output, and wherever the model type has one.
         init_std: of the embedding and of all matrices.
+        low_precision_residual: under autocast, hidden states between blocks have its dtype, not
+            float32: less memory traffic, more rounding.
     """
 
     carries_state = False
@@ -53,6 +55,7 @@ class HfEncoder(Encoder):
         context_length: int = 1024,
         dropout: float = 0.0,
         init_std: float = 0.02,
+        low_precision_residual: bool = False,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
@@ -66,6 +69,7 @@ class HfEncoder(Encoder):
         self.output_size = d
         self.context_length = context_length
         self.dropout = check_fraction(owner, "dropout", dropout)
+        self.low_precision_residual = low_precision_residual
         self.embedding = embedding
         for p in cast(nn.Module, embedding).parameters():
             nn.init.normal_(p, std=init_std)
@@ -111,9 +115,16 @@ class HfEncoder(Encoder):
 
     def _window(self, ids: Tensor) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d)."""
-        x = self._drop(self.embed(ids))
-        hidden: Tensor = self.body(inputs_embeds=x, use_cache=False).last_hidden_state
+        hidden: Tensor = self.body(
+            inputs_embeds=self._input(ids), use_cache=False
+        ).last_hidden_state
         return hidden
+
+    def _input(self, ids: Tensor) -> Tensor:
+        x = self._drop(self.embed(ids))
+        if self.low_precision_residual and torch.is_autocast_enabled(x.device.type):
+            return x.to(torch.get_autocast_dtype(x.device.type))
+        return x
 
     def _drop(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)
@@ -143,7 +154,7 @@ class HfEncoder(Encoder):
         from transformers import DynamicCache
 
         cache = DynamicCache(cached)
-        x = self._drop(self.embed(ids))
+        x = self._input(ids)
         hidden = self.body(inputs_embeds=x, past_key_values=cache, use_cache=True).last_hidden_state
         return hidden, [(layer.keys, layer.values) for layer in cache.layers]
 
