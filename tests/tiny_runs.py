@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.data import Ids
-from drill.language_modeling.train import train
+from drill.language_modeling.train import LanguageModelTask
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,
@@ -27,7 +27,7 @@ from drill.layers import (
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World
-from drill.training.loop import Outcome
+from drill.training.loop import Outcome, fit
 from drill.training.optim import AdamW, Asgd, NtAsgd, ScheduledOptimizer, Sgd
 from drill.training.options import LanguageModelOptions
 from drill.training.progress import Progress
@@ -108,7 +108,7 @@ def small_run(
     """Train in the folder ``path``, from the beginning or from where it stopped."""
     model = small_model(layer, dropout=dropout, dtype=dtype) if model is None else model
     torch.manual_seed(11)
-    return train(
+    task = LanguageModelTask(
         model.to(device),
         text() if ids is None else ids,
         RunFolder(path),
@@ -117,8 +117,8 @@ def small_run(
             **{"epochs": 3, "batch_size": BATCH, "bptt": BPTT, "seed": 3, **options}
         ),
         world=world,
-        progress=progress,
     )
+    return fit(task, progress)
 
 
 def after(

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 from torch import nn
 
-from drill.language_modeling import run as language_model_run
+from drill import tasks
 from drill.language_modeling import train as language_model_training
-from drill.tasks import train
 from drill.training.loop import Outcome
 from drill.training.optim import ScheduledOptimizer
 from drill.training.settings import TRANSLATION, Settings
-from drill.translation import run as translation_run
 from drill.translation import train as translation_training
 from tests.tiny_runs import OPTIMIZERS, interrupted_after, small_model, small_run
 from tests.tiny_translations import small_optimizer, small_training, small_translator
@@ -40,16 +38,16 @@ TASKS: dict[str, Any] = {
 both_tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
-RUNS = {LM: language_model_run, MT: translation_run}
+RUNS = {LM: tasks, MT: tasks}  # where the start of a run is looked up
 
 
 @contextmanager
 def interrupted(task: str, steps: int, number: int = signal.SIGINT) -> Iterator[None]:
     """Inside, training from a recipe gets a signal after ``steps`` steps."""
-    real = RUNS[task].build_optimizer
+    real = tasks.build_optimizer
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            RUNS[task],
+            tasks,
             "build_optimizer",
             lambda settings: interrupted_after(steps, real(settings), number),
         )
@@ -60,4 +58,4 @@ def stop(settings: Settings, folder: Path | str, steps: int) -> None:
     """Train, with Ctrl-C after ``steps`` steps."""
     task = MT if settings.task == TRANSLATION else LM
     with interrupted(task, steps), pytest.raises(KeyboardInterrupt):
-        train(settings, folder, device="cpu")
+        tasks.train(settings, folder, device="cpu")

@@ -14,12 +14,12 @@ from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, Outp
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.training.distributed import World
-from drill.training.loop import Outcome
+from drill.training.loop import Outcome, fit
 from drill.training.optim import AdamW, ScheduledOptimizer
 from drill.training.options import TranslationOptions
 from drill.training.progress import Progress
 from drill.training.run.folder import RunFolder
-from drill.translation.train import train_translator
+from drill.translation.train import TranslationTask
 
 WIDTH = 8
 
@@ -83,12 +83,12 @@ def small_training(
     """Train in the folder ``path``, from the beginning or from where it stopped."""
     model = small_translator(layer, dropout=dropout, dtype=dtype) if model is None else model
     torch.manual_seed(11)
-    return train_translator(
+    task = TranslationTask(
         model,
         small_data() if data is None else data,
         RunFolder(path),
         small_optimizer() if optimizer is None else optimizer,
         TranslationOptions(**{"epochs": 3, "max_tokens": 60, "seed": 3, "beam": 1, **options}),
         world=world,
-        progress=progress,
     )
+    return fit(task, progress)

@@ -4,6 +4,7 @@ outcome = train(recipe("demo-drill", ["training.epochs=20"]), "runs/my")
 run = load("runs/my")
 """
 
+import logging
 import shlex
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -14,19 +15,24 @@ import torch
 
 from drill.data.optional_packages import check_packages
 from drill.language_modeling.build import dry_run
-from drill.language_modeling.run import LanguageModelRun, load_run, train_language_model
+from drill.language_modeling.evaluation.perplexity import Perplexity
+from drill.language_modeling.run import LanguageModelRun, load_run, start_language_model
 from drill.training.device import pick_device
 from drill.training.distributed import World, world
-from drill.training.loop import Outcome
+from drill.training.loop import TRAINING_LOG, Outcome, fit
 from drill.training.progress import Progress, ProgressLines
+from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import check_resume
+from drill.training.run.summary import no_better_than_guessing, sizes
 from drill.training.run.weights import Weights, settings_of, task_of
-from drill.training.settings import TRANSLATION, Settings, recipe
+from drill.training.settings import TRANSLATION, Settings, build_optimizer, recipe
 from drill.training.signals import reraise_signal
 from drill.translation.build import dry_run as dry_run_translation
 from drill.translation.build import packages_of
-from drill.translation.run import TranslationRun, load_translation, train_translation
+from drill.translation.run import TranslationRun, load_translation, start_translation
+
+training_log = logging.getLogger(TRAINING_LOG)
 
 
 def train(
@@ -68,11 +74,22 @@ def train(
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)
-    train_task = train_translation if settings.task == TRANSLATION else train_language_model
+    start_task = start_translation if settings.task == TRANSLATION else start_language_model
     with world(place) as processes:
-        callbacks = (progress, data_progress, on_start if processes.first else None)
+        if not processes.first:
+            data_progress = on_start = None
         with run.locked() if processes.first else nullcontext():
-            outcome = train_task(settings, run, place, processes, *callbacks)
+            given = (settings, run, build_optimizer(settings), place, processes)
+            start = start_task(*given, data_progress, on_start)
+            record_start(start, settings)
+            if on_start is not None:
+                on_start(sizes(settings, start))
+            outcome = fit(start.task, progress)
+        if processes.first and isinstance(outcome.test, Perplexity):
+            labels = start.task.model.layer.vocabulary_size
+            remark = no_better_than_guessing(outcome.test.perplexity, labels)
+            if remark is not None:
+                training_log.warning(remark)
     if outcome.interrupted and pass_on_signals:
         reraise_signal(outcome.signal, _interrupted(outcome, run))
     return outcome

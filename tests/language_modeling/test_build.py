@@ -14,7 +14,6 @@ from drill import __version__
 from drill.data import DataError
 from drill.errors import CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
-from drill.language_modeling import run as language_model_run
 from drill.language_modeling.build import dry_run, finetune_settings, language_model
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.language_modeling.run import LanguageModelRun, load_run
@@ -59,9 +58,7 @@ def run(trained, tmp_path) -> Path:
 @pytest.mark.parametrize("first", [True, False])
 def test_only_the_main_process_calls_on_start(tmp_path, texts, monkeypatch, first):
     monkeypatch.setattr("drill.tasks.world", lambda device: nullcontext(World(rank=1 - first)))
-    monkeypatch.setattr(
-        language_model_run, "train", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0)
-    )
+    monkeypatch.setattr("drill.tasks.fit", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0))
     said: list[str] = []
     train(small(texts), tmp_path / "run", device="cpu", on_start=said.append)
     assert len(said) == 2 * first

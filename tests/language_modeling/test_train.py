@@ -19,10 +19,9 @@ from drill.data import (
 from drill.data.text.batches import rotated, rotations
 from drill.language_modeling import train as training
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, perplexity
-from drill.language_modeling.train import train
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Asgd, NtAsgd, Sgd
-from drill.training.options import LanguageModelOptions, log_interval
+from drill.training.options import log_interval
 from drill.training.precision import resolve_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load_into
@@ -390,13 +389,7 @@ def test_frozen_parameters_are_not_trained(tmp_path):
     model = small_model("deep-residual")
     model.encoder.embedding.weight.requires_grad_(False)
     before = model.encoder.embedding.weight.clone()
-    train(
-        model,
-        text(),
-        RunFolder(tmp_path),
-        Asgd(5.0),
-        LanguageModelOptions(epochs=1, batch_size=4, bptt=10),
-    )
+    small_run(tmp_path, optimizer="asgd", model=model, epochs=1)
     assert torch.equal(model.encoder.embedding.weight, before)
     assert "encoder.embedding.weight" in weights(RunFolder(tmp_path).best)
 

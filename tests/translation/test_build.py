@@ -15,7 +15,7 @@ from drill.tasks import train
 from drill.training.loop import TRAINING_LOG
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
-from drill.translation import run as translation_run
+from drill.translation import train as translation_training
 from drill.translation.run import load_translation
 from drill.translation.translate import Search, translate
 from tests.tiny_translation_place import make_place, small
@@ -135,9 +135,9 @@ def test_changed_text_raises(here, tmp_path):
 @pytest.mark.gpu
 def test_gpu_run_logs_its_kernels_once(here, tmp_path, caplog, monkeypatch):
     found = []
-    real = translation_run.kernel_summary
+    real = translation_training.kernel_summary
     monkeypatch.setattr(
-        translation_run, "kernel_summary", lambda *a: found.append(real(*a)) or found[-1]
+        translation_training, "kernel_summary", lambda *a: found.append(real(*a)) or found[-1]
     )
     with caplog.at_level(logging.INFO, TRAINING_LOG):
         train(small(), tmp_path / "run", device="cuda")

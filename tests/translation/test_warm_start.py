@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,11 @@ from drill.errors import RunFolderError, SettingsError
 from drill.tasks import train
 from drill.training.run import checkpoint
 from drill.training.settings import read_settings
-from drill.translation import run as translation_run
 from drill.translation.evaluate import translation_loss
 from drill.translation.run import load_translation
 from tests import tiny_place
-from tests.tiny_runs import all_of, interrupted_after, unlike, weights
+from tests.tiny_runs import all_of, unlike, weights
+from tests.tiny_tasks import stop
 from tests.tiny_translation_place import make_place, small
 
 STILL = [
@@ -65,18 +64,11 @@ def test_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, tmp_
     assert read_settings(tmp_path / "run/recipe.toml") == settings
 
 
-def test_resumed_run_does_not_ask_for_its_start_again(here, tmp_path, monkeypatch):
+def test_resumed_run_does_not_ask_for_its_start_again(here, tmp_path):
     shutil.copytree("runs/tiny", tmp_path / "base")
     settings = started(start=tmp_path / "base")
     train(settings, tmp_path / "whole", device="cpu")
-    real = translation_run.build_optimizer
-    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(
-            translation_run,
-            "build_optimizer",
-            lambda settings: interrupted_after(4, real(settings)),
-        )
-        train(settings, tmp_path / "run", device="cpu")
+    stop(settings, tmp_path / "run", 4)
     shutil.rmtree(tmp_path / "base")
     assert train(settings, tmp_path / "run", device="cpu").finished
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []

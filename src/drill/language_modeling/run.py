@@ -27,19 +27,17 @@ from drill.language_modeling.evaluation.perplexity import Perplexity, Text, perp
 from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import add_words_to_model
 from drill.language_modeling.scoring import Scored, score
-from drill.language_modeling.step import capture_blocker, kernel_summary
-from drill.language_modeling.train import text_checksum, train
+from drill.language_modeling.train import LanguageModelTask, text_checksum
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.device import pick_device
 from drill.training.distributed import World
-from drill.training.loop import TRAINING_LOG, Outcome
+from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
 from drill.training.precision import matmul_precision
-from drill.training.progress import Progress
 from drill.training.run import summary
 from drill.training.run.checkpoint import copied, load_into
-from drill.training.run.environment import record_start
+from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import check_resume, located, with_text
 from drill.training.run.weights import (
@@ -50,9 +48,8 @@ from drill.training.run.weights import (
     read_weights,
     settings_of,
 )
-from drill.training.settings import LANGUAGE_MODEL, Settings, build_optimizer
+from drill.training.settings import LANGUAGE_MODEL, Settings
 
-training_log = logging.getLogger(TRAINING_LOG)
 logger = logging.getLogger("drill")
 
 Result = TypeVar("Result")
@@ -242,22 +239,21 @@ def load_run(
     return LanguageModelRun(run, settings, vocabulary, model, origin)
 
 
-def train_language_model(
+def start_language_model(
     settings: Settings,
     run: RunFolder,
+    optimizer: ScheduledOptimizer,
     device: torch.device,
     processes: World,
-    progress: Callable[[Progress], None] | None,
     data_progress: Any,
     on_start: Callable[[str], None] | None,
-) -> Outcome:
-    """``drill.train`` of a language model: read text, build the model, write run files, train."""
+) -> Start:
+    """Check the settings of a language model, read its text and build it."""
     begun = check_resume(settings, run, warn=processes.first)
     dry_run(settings)
     if on_start is not None:
         on_start(summary.run_summary(settings, run, device, processes))
-    shown = data_progress if processes.first else None
-    text, vocabulary = read_corpus(**settings.data, progress=shown)
+    text, vocabulary = read_corpus(**settings.data, progress=data_progress)
     ids = text.encode(vocabulary, cache_folder())
     start = None if settings.init_from is None else RunFolder(settings.init_from)
     earlier = run if begun else start
@@ -276,41 +272,21 @@ def train_language_model(
     model = language_model(settings, vocabulary, device)
     if start is not None and not run.last.exists():
         load_into(model, start.best)
-    optimizer = build_optimizer(settings)
-    given = LanguageModelOptions(**settings.training)
-
-    def kernels(autocast: torch.dtype | None) -> list[str]:
-        optimizer.setup(model.named_parameters())  # what it can do depends on what it changes
-        batch = processes.own_columns(given.batch_size)
-        blocker = capture_blocker(
-            model, optimizer, given.cuda_graphs, processes.size, given.micro_batch
-        )
-        return kernel_summary(model, blocker, batch, given.bptt, autocast)
-
-    save = partial(vocabulary.save, run.vocabulary)
-    record_start(run, settings, model, device, processes, kernels, save)
-    if on_start is not None:
-        labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
-        size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
-        cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
-        remarks = (
-            summary.share_of_unknown(text, vocabulary, ids, *cut_off),
-            summary.few_updates(settings, len(ids.train)),
-        )
-        on_start(summary.sizes(settings, run, model, size, *remarks))
-    outcome = train(
+    task = LanguageModelTask(
         model,
         ids,
         run,
         optimizer,
-        given,
+        LanguageModelOptions(**settings.training),
         vocabulary=vocabulary,
         corpus=settings.data["corpus"],
         world=processes,
-        progress=progress,
     )
-    if processes.first and outcome.test is not None:
-        remark = summary.no_better_than_guessing(outcome.test.perplexity, len(vocabulary))
-        if remark is not None:
-            training_log.warning(remark)
-    return outcome
+    labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
+    size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
+    cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
+    remarks = (
+        summary.share_of_unknown(text, vocabulary, ids, *cut_off),
+        summary.few_updates(settings, len(ids.train)),
+    )
+    return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)

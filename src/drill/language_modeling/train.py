@@ -6,7 +6,7 @@ instead.
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import reduce
 from itertools import repeat
@@ -25,14 +25,13 @@ from drill.language_modeling.evaluation.perplexity import (
     predicted_bytes,
 )
 from drill.language_modeling.state import LanguageModelState
-from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
+from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker, kernel_summary
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel, shard, unsharded
-from drill.training.loop import Outcome, Task, Watch, diverged_if_nan, fit
+from drill.training.loop import Task, Watch, diverged_if_nan
 from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
-from drill.training.progress import Progress
 from drill.training.run.checkpoint import load_into
 from drill.training.run.folder import RunFolder
 
@@ -41,20 +40,6 @@ REGULARISERS = (  # options of the loss
     *("augmented", "augmented_temperature"),
 )
 READ_AT_ONCE = 512  # rows that a GPU evaluates at a time; the result does not depend on it
-
-
-def train(
-    model: LanguageModel,
-    ids: Ids,
-    run: RunFolder,
-    optimizer: ScheduledOptimizer,
-    options: LanguageModelOptions,
-    *,
-    progress: Callable[[Progress], None] | None = None,
-    **more: Any,
-) -> Outcome:
-    """``fit`` a ``LanguageModelTask``: train in the folder ``run`` and test the best weights."""
-    return fit(LanguageModelTask(model, ids, run, optimizer, options, **more), progress)
 
 
 class LanguageModelTask(Task):
@@ -85,10 +70,6 @@ class LanguageModelTask(Task):
         super().__init__(model, run, optimizer, options, world)
         device = self.device
         self.sharded = options.fsdp and world.size > 1
-        if self.sharded:
-            shard(model, world)
-        if options.untie_at is not None and run.last.exists() and run.last_numbers()["untied"]:
-            model.layer = untied(model.layer)  # so that the checkpoint fits
         self.vocabulary, self.corpus = vocabulary, corpus
         self.token_bytes = None if vocabulary is None else vocabulary.token_bytes
         self.windows = not model.encoder.carries_state
@@ -113,6 +94,24 @@ class LanguageModelTask(Task):
             lengths=SequenceLengths(length_seed, bptt, options.length_cap),
         )
 
+    def setup(self) -> None:
+        run = self.run
+        if self.sharded:
+            shard(self.model, self.world)
+        switches = self.options.untie_at is not None
+        if switches and run.last.exists() and run.last_numbers()["untied"]:
+            self.model.layer = untied(self.model.layer)  # so that the checkpoint fits
+        super().setup()
+
+    def kernels(self, autocast: torch.dtype | None) -> list[str]:
+        super().setup()  # what the optimizer can do depends on what it changes
+        batch, bptt = self.data.shape[1], self.options.bptt
+        return kernel_summary(self.model, self._capture_blocker(), batch, bptt, autocast)
+
+    def _capture_blocker(self) -> str | None:
+        graphs, micro_batch = self.options.cuda_graphs, self.options.micro_batch
+        return capture_blocker(self.model, self.optimizer, graphs, self.world.size, micro_batch)
+
     def prepare(self, autocast: torch.dtype | None) -> None:
         self.autocast = autocast
         if self.options.compile:
@@ -120,19 +119,15 @@ class LanguageModelTask(Task):
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
-        options, model = self.options, self.model
-        micro_batch = options.micro_batch
-        blocker = capture_blocker(
-            model, self.optimizer, options.cuda_graphs, self.world.size, micro_batch
-        )
-        kind: type[Steps] = Steps if blocker else RecordedSteps
+        options = self.options
+        kind: type[Steps] = Steps if self._capture_blocker() else RecordedSteps
         self._step = kind(
-            data_parallel(model, self.world),
+            data_parallel(self.model, self.world),
             self.data,
             self.optimizer,
             bptt=options.bptt,
             autocast=self.autocast,
-            micro_batch=micro_batch,
+            micro_batch=options.micro_batch,
             options={name: getattr(options, name) for name in REGULARISERS} | {"check": False},
         )
 

@@ -14,10 +14,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drill.errors import Diverged
 from drill.kernels.lstm.persistent.recurrence import STALLED, Stalled, take_stall
+from drill.models.language_model import LanguageModel
+from drill.models.translator import Translator
 from drill.training.distributed import World
 from drill.training.optim import NonMonotone, ScheduledOptimizer
 from drill.training.options import TrainingOptions, log_interval
@@ -53,7 +55,7 @@ class Task(abc.ABC):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: LanguageModel | Translator,
         run: RunFolder,
         optimizer: ScheduledOptimizer,
         options: TrainingOptions,
@@ -72,6 +74,14 @@ class Task(abc.ABC):
             "nll": torch.zeros((), dtype=sum_dtype(device), device=device),
             "stopper": None if options.patience is None else NonMonotone(options.patience),
         }
+
+    def setup(self) -> None:
+        """Called first, before the state is restored."""
+        self.optimizer.setup(self.model.named_parameters())
+
+    @abc.abstractmethod
+    def kernels(self, autocast: torch.dtype | None) -> list[str]:
+        """Which kernels train, and why; ValueError if one of them does not run here."""
 
     @abc.abstractmethod
     def prepare(self, autocast: torch.dtype | None) -> None:
@@ -128,7 +138,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     model, state, run, world = task.model, task.state, task.run, task.world
     optimizer, options = task.optimizer, task.options
     save = partial(state.save, model, optimizer, run, world)
-    optimizer.setup(model.named_parameters())
+    task.setup()
     resumed = state.restore(model, optimizer, run, world)
     state.agree_on_time(world)
     tested = run.test_row() if resumed and state.is_done() else None

@@ -19,14 +19,13 @@ from drill.errors import RunFolderError
 from drill.models.translator import Translator
 from drill.training.device import pick_device
 from drill.training.distributed import World
-from drill.training.loop import Outcome
+from drill.training.optim import ScheduledOptimizer
 from drill.training.options import TranslationOptions
 from drill.training.precision import matmul_precision
-from drill.training.progress import Progress
-from drill.training.run.environment import record_start
+from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume import check_resume, with_text
-from drill.training.run.summary import left_out, run_summary, sizes
+from drill.training.run.summary import left_out, run_summary
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -35,7 +34,7 @@ from drill.training.run.weights import (
     read_weights,
     settings_of,
 )
-from drill.training.settings import TRANSLATION, Settings, build_optimizer
+from drill.training.settings import TRANSLATION, Settings
 from drill.translation.bleu import Scores
 from drill.translation.build import (
     dry_run,
@@ -46,21 +45,20 @@ from drill.translation.build import (
     uses_counts,
 )
 from drill.translation.evaluate import best_translations, evaluate_translator
-from drill.translation.step import capture_blocker, kernel_summary
-from drill.translation.train import train_translator
+from drill.translation.train import TranslationTask
 from drill.translation.translate import Search
 
 
-def train_translation(
+def start_translation(
     settings: Settings,
     run: RunFolder,
+    optimizer: ScheduledOptimizer,
     device: torch.device,
     processes: World,
-    progress: Callable[[Progress], None] | None,
     data_progress: Any,
     on_start: Callable[[str], None] | None,
-) -> Outcome:
-    """``drill.train`` of a translator: read data, build the model, write the run files, train."""
+) -> Start:
+    """Check the settings of a translator, read its pairs and build it."""
     begun = check_resume(settings, run, warn=processes.first)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, subwords = None, None
@@ -75,7 +73,7 @@ def train_translation(
         on_start(run_summary(settings, run, device, processes))
     if not processes.first:
         processes.wait()  # the first process learns and caches what the others read
-    data = pairs(settings, subwords, data_progress if processes.first else None)
+    data = pairs(settings, subwords, data_progress)
     if processes.first:
         processes.wait()
     torch.manual_seed(settings.training["seed"])
@@ -83,36 +81,20 @@ def train_translation(
     if settings.init_from is not None and uses_counts(settings):
         counts = _counts(run if start is None else start.folder, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
-    loaded = None if start is None else start.load_into(model)
-    given = TranslationOptions(**settings.training)
-
-    def kernels(autocast: torch.dtype | None) -> list[str]:
-        blocker = capture_blocker(given.cuda_graphs, given.compile, device, processes.size)
-        return kernel_summary(model, blocker, given.max_tokens, autocast, given.compile)
+    more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
+    more["filtered"] = asdict(data.train.report)
+    if start is not None:
+        more["init_from"] = start.load_into(model)
+    options = TranslationOptions(**settings.training)
+    task = TranslationTask(model, data, run, optimizer, options, processes)
 
     def save() -> None:
         data.subwords.save(run.subwords)
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
 
-    more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
-    more["filtered"] = asdict(data.train.report)
-    if loaded is not None:
-        more["init_from"] = loaded
-    record_start(run, settings, model, device, processes, kernels, save, **more)
-    if on_start is not None:
-        text = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-        dropped = left_out(data.train.report, settings.filters)
-        remark = None if start is None else start.remark()
-        on_start(sizes(settings, run, model, text, dropped, remark))
-    return train_translator(
-        model,
-        data,
-        run,
-        build_optimizer(settings),
-        given,
-        world=processes,
-        progress=progress,
-    )
+    size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
+    dropped = left_out(data.train.report, settings.filters)
+    return Start(task, save, size, (dropped, None if start is None else start.remark()), more)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
 from drill.training.device import out_of_memory_hint
 from drill.training.distributed import World, data_parallel
-from drill.training.loop import TRAINING_LOG, Outcome, Task, Watch, diverged_if_nan, fit
+from drill.training.loop import TRAINING_LOG, Task, Watch, diverged_if_nan
 from drill.training.optim import ScheduledOptimizer
 from drill.training.options import TranslationOptions
 from drill.training.precision import autocast_to
-from drill.training.progress import Progress
 from drill.training.run.checkpoint import copy_into, load_into
 from drill.training.run.folder import RunFolder
 from drill.translation.bleu import Scores, corpus_scores
@@ -40,6 +39,7 @@ from drill.translation.step import (
     batches_per_process,
     capture_blocker,
     captured_backward,
+    kernel_summary,
     make_captured_gradients,
 )
 from drill.translation.translate import Search
@@ -51,26 +51,12 @@ RESUMES = "the same command goes on from its last checkpoint"
 TESTS_AGAIN = "the same command tests them again"
 
 
-def train_translator(
-    model: Translator,
-    data: TranslationData,
-    run: RunFolder,
-    optimizer: ScheduledOptimizer,
-    options: TranslationOptions,
-    *,
-    progress: Callable[[Progress], None] | None = None,
-    **more: Any,
-) -> Outcome:
-    """``fit`` a ``TranslationTask``: train in the folder ``run`` and test the best weights.
+class TranslationTask(Task):
+    """What ``fit`` asks of a translator.
 
     ``valid`` of the outcome is the loss of the tested weights, or of the best ones so far. If the
     test was made by an earlier command, its hypotheses are only in the folder.
     """
-    return fit(TranslationTask(model, data, run, optimizer, options, **more), progress)
-
-
-class TranslationTask(Task):
-    """What ``fit`` asks of a translator."""
 
     model: Translator
     options: TranslationOptions
@@ -104,6 +90,14 @@ class TranslationTask(Task):
             average=options.average_checkpoints,
         )
 
+    def kernels(self, autocast: torch.dtype | None) -> list[str]:
+        options, blocker = self.options, self._capture_blocker()
+        return kernel_summary(self.model, blocker, options.max_tokens, autocast, options.compile)
+
+    def _capture_blocker(self) -> str | None:
+        graphs, compiled = self.options.cuda_graphs, self.options.compile
+        return capture_blocker(graphs, compiled, self.device, self.world.size)
+
     def prepare(self, autocast: torch.dtype | None) -> None:
         options = self.options
         self.autocast = autocast
@@ -113,9 +107,7 @@ class TranslationTask(Task):
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths
         self.trained = data_parallel(self.model, self.world)
-        blocker = capture_blocker(
-            options.cuda_graphs, options.compile, self.device, self.world.size
-        )
+        blocker = self._capture_blocker()
         self.captured: CapturedGradients | None = None
         if blocker is None:
             self.captured = make_captured_gradients(self.model, options.label_smoothing, autocast)

@@ -8,7 +8,6 @@ import torch
 from drill.errors import CheckpointError
 from drill.files import WriteError
 from drill.training.run.folder import RunFolder
-from drill.translation import run as translation_run
 from tests.tiny_runs import contents
 from tests.tiny_translation_place import set_by_command
 
@@ -36,12 +35,15 @@ def test_no_folder_stays_without_the_gpu_that_is_asked_for(drill, command):
     assert not Path("fresh").exists()
 
 
-@pytest.mark.parametrize("name", ["kernel_summary", "record_start", "train_translator"])
+@pytest.mark.parametrize(
+    "name",
+    ["drill.translation.train.kernel_summary", "drill.tasks.record_start", "drill.tasks.fit"],
+)
 def test_no_folder_of_a_translator_stays(drill, monkeypatch, name):
     def fail(*_: object, **__: object) -> None:
         raise WriteError(Path("somewhere"), OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(translation_run, name, fail)
+    monkeypatch.setattr(name, fail)
     fails(drill, *TRANSLATOR, "--runs", "fresh/runs")
     assert not Path("fresh").exists()
 

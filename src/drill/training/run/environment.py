@@ -9,17 +9,15 @@ import logging
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from drill import __version__
-from drill.models.language_model import LanguageModel
-from drill.models.translator import Translator
 from drill.training.device import commit, device_name
-from drill.training.distributed import World
-from drill.training.loop import TRAINING_LOG
+from drill.training.loop import TRAINING_LOG, Task
 from drill.training.precision import autocast_dtype, resolve_precision
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings, does_not_run
@@ -27,33 +25,39 @@ from drill.training.settings import Settings, does_not_run
 training_log = logging.getLogger(TRAINING_LOG)
 
 
-def record_start(
-    run: RunFolder,
-    settings: Settings,
-    model: LanguageModel | Translator,
-    device: torch.device,
-    processes: World,
-    kernels: Callable[[torch.dtype | None], list[str]],
-    save: Callable[[], None],
-    **more: Any,
-) -> None:
-    """Log on a GPU how a run is trained, and describe it in its folder before the first write.
+@dataclass(frozen=True)
+class Start:
+    """A task that can train, and what is written and shown before.
 
-    Args:
-        kernels: which ones are used, by the dtype of autocast; ValueError if one does not run here.
-        save: writes the files of a task.
-        more: entries of environment.json for a run that starts.
+    Attributes:
+        task: for ``fit``.
+        save: writes the files of the task.
+        size: of the corpus, such as ``"929,589 tokens, 10,000 words"``.
+        remarks: lines for the user, None for nothing; a resume shows the first one again.
+        environment: entries of environment.json for a run that starts.
     """
-    if not processes.first or has_ended(run, settings):
+
+    task: Task
+    save: Callable[[], object]
+    size: str
+    remarks: tuple[str | None, ...]
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+def record_start(start: Start, settings: Settings) -> None:
+    """Log on a GPU how a run is trained, and describe it in its folder before the first write."""
+    task = start.task
+    run, device, model = task.run, task.device, task.model
+    if not task.world.first or has_ended(run, settings):
         return
     try:
-        used = kernels(autocast_dtype(settings.training["precision"], device))
+        used = task.kernels(autocast_dtype(settings.training["precision"], device))
     except ValueError as error:
         raise does_not_run(settings, error) from None
     if device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(used))
     precision = resolve_precision(settings.training["precision"], device)
-    start = {
+    now = {
         "drill": __version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -62,21 +66,21 @@ def record_start(
         "threads": torch.get_num_threads(),
         "precision": precision,
         "tf32": precision != "float32" and device.type == "cuda",
-        "world_size": processes.size,
+        "world_size": task.world.size,
         "command": sys.argv,
         "working_folder": str(Path.cwd()),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "kernels": used,
     }
-    more |= {
+    more = start.environment | {
         "seed": settings.training["seed"],
         "parameters": model.parameter_count(),
         "vocabulary_size": model.layer.vocabulary_size,
     }
-    environment = _environment(run, start, more)
+    environment = _environment(run, now, more)
 
     def describe() -> None:
-        save()
+        start.save()
         run.write_json(run.environment, environment)
         run.write_text(run.recipe, settings.to_toml())
 

@@ -8,13 +8,11 @@ import torch
 from drill.data import UNK, Corpus, FilterReport, Ids, Vocabulary
 from drill.layers import LAYERS
 from drill.layers.cost import own_parameters
-from drill.models.language_model import LanguageModel
-from drill.models.translator import Translator
 from drill.recipes.reader import NAME
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.precision import resolve_precision
-from drill.training.run.environment import has_ended
+from drill.training.run.environment import Start, has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, Settings
 
@@ -34,28 +32,16 @@ def run_summary(settings: Settings, run: RunFolder, device: torch.device, proces
     )
 
 
-def sizes(
-    settings: Settings,
-    run: RunFolder,
-    model: LanguageModel | Translator,
-    text: str,
-    again: str | None = None,
-    *remarks: str | None,
-) -> str:
-    """Parameters and corpus in one line, and a line for each remark.
-
-    Args:
-        text: the size of the corpus, such as ``"929,589 tokens, 10,000 words"``.
-        again: a remark that a resumed run shows too.
-        remarks: shown when a run starts.
-    """
+def sizes(settings: Settings, start: Start) -> str:
+    """Parameters and corpus in one line, and a line for each remark."""
+    model, run = start.task.model, start.task.run
     line = (
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
-        f"layer's own; {settings.data['corpus']}: {text}"
+        f"layer's own; {settings.data['corpus']}: {start.size}"
     )
-    lines = [again, *remarks]
+    lines = start.remarks
     if run.last.exists():
-        lines = [] if has_ended(run, settings) else [again]
+        lines = () if has_ended(run, settings) else lines[:1]
     return "\n".join([line, *(each for each in lines if each is not None)])
 
 
