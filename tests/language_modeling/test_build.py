@@ -138,15 +138,6 @@ def test_environment_of_a_run(run):
     }  # fmt: skip
 
 
-def test_run_resumes_from_another_folder(tmp_path, own_texts, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    stop(small(Path(own_texts.name)), Path("run"), 14)
-    monkeypatch.chdir(own_texts)
-    assert train(small(Path(".")), tmp_path / "run", device="cpu").finished
-    monkeypatch.chdir("/")
-    assert len(load_run(tmp_path / "run", device="cpu").ids.test) > 0
-
-
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 def test_more_epochs_warn_if_they_change_the_schedule(tmp_path, texts, caplog, schedule):
     changes = ["optimizer.name=adamw", f"optimizer.schedule={schedule}", "training.epochs=1"]
@@ -207,17 +198,6 @@ def test_either_weights_on_request(run):
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def test_other_settings_raise_but_for_epochs_and_saving(texts, run):
-    before = all_of(run)
-    others = ["layer.depth=3", "layer.bias=false", "encoder.layers=2", "training.seed=5"]
-    with pytest.raises(RunFolderError, match=r"layer\.depth: 2 -> 3.* and 1 more"):
-        train(small(texts, *others), run, device="cpu")
-    assert unlike(all_of(run), before) == []
-    more = small(texts, "training.epochs=3", "training.checkpoint_seconds=5")
-    assert train(more, run, device="cpu").epoch == 3
-    assert read_settings(run / "recipe.toml") == more
-
-
 def test_changed_text_raises(tmp_path, own_texts):
     settings = small(own_texts)
     stop(settings, tmp_path / "run", 14)
@@ -249,14 +229,6 @@ def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts, caplog):
         stream.write("w1 w2 w3\n")
     with pytest.raises(DataError, match="was trained on another text"):
         _ = load_run(tmp_path / "run", device="cpu").ids
-
-
-def test_folder_without_a_run_raises(tmp_path):
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(RunFolderError, match=r"recipe\.toml"):
-            load_run(path)
-        with pytest.raises(RunFolderError, match=r"recipe\.toml"):
-            finetune_settings(path)
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])

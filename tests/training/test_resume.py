@@ -26,7 +26,6 @@ from tests.tiny_runs import (
     rows,
     small_run,
     unlike,
-    weights,
     with_a_test_at,
 )
 from tests.tiny_translations import small_optimizer, small_training
@@ -130,20 +129,6 @@ def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, optimizer, prec
         assert {row["averaged"] for row in epochs} == {False, True}
     assert starts == epochs[-1]["step"] // 13 + 1
     assert unlike(all_of(tmp_path / "pieces"), whole) == []
-
-
-def test_a_comparison_of_runs_would_notice_a_wrong_bit(tmp_path):
-    small_run(tmp_path / "a")
-    small_run(tmp_path / "b", seed=4)
-    assert {"rows", "last numbers", "best layer.bias", "last model/layer.bias"} <= set(
-        unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b"))
-    )
-
-
-def test_the_files_of_a_run_do_not_depend_on_how_often_it_is_saved(tmp_path):
-    small_run(tmp_path / "rarely", "deep-residual", "nt-asgd", epochs=2, checkpoint_seconds=600.0)
-    small_run(tmp_path / "always", "deep-residual", "nt-asgd", epochs=2, checkpoint_seconds=0.0)
-    assert unlike(all_of(tmp_path / "rarely"), all_of(tmp_path / "always")) == []
 
 
 @pytest.fixture(scope="module")
@@ -284,12 +269,3 @@ def test_a_run_without_its_checkpoint_starts_over(tmp_path):
     folder.last.unlink()
     small_run(tmp_path / "run")
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
-
-
-def test_an_interrupted_run_has_the_best_weights_on_disk(tmp_path):
-    outcome = small_run(tmp_path, optimizer=interrupted_after(15, "sgd"))
-    assert (outcome.epoch, outcome.best_epoch, outcome.test) == (2, 1, None)
-    small_run(tmp_path / "one", epochs=1)
-    best = weights(tmp_path / "best.safetensors")
-    expected = weights(tmp_path / "one" / "best.safetensors")
-    assert all(torch.equal(best[name], expected[name]) for name in expected)

@@ -83,13 +83,6 @@ def test_a_recipe_has_a_description_and_known_tables(name):
     assert own.keys() <= {"base", "data", "encoder", "layer", "optimizer", "training"}
 
 
-def test_both_corpora_have_every_row_of_the_ablation():
-    rows = {"tied", "full", "bilinear", "dual", "drill-1", "drill-2", "drill-3", "drill-4",
-            "drill-4-between", "drill-4-no-dropout", "mos", "mos-drill"}  # fmt: skip
-    names = set(recipe_names())
-    assert {f"{corpus}-{row}" for corpus in ("ptb", "wt2") for row in rows} <= names
-
-
 @pytest.mark.parametrize(
     ("name", "table", "expected"),
     [

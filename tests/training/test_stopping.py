@@ -191,14 +191,6 @@ def test_run_that_the_clock_has_ended_continues_as_if_it_had_not(tmp_path, timed
     assert pieces == whole
 
 
-@pytest.mark.parametrize("options", [{"epochs": 1}, {"epochs": 500, "patience": 1}])
-def test_run_that_ends_by_epochs_or_patience_is_not_out_of_time(tmp_path, options):
-    for _ in range(2):  # trained, and asked again
-        outcome = small_run(tmp_path, max_minutes=60.0, **options)
-        assert (outcome.finished, outcome.out_of_time) == (True, False)
-        assert outcome.epoch < 500
-
-
 @both_tasks
 def test_time_limit_before_any_validation_still_gives_a_tested_model(tmp_path, timed, task):
     task.run(tmp_path, optimizer=interrupted_after(3, task.optimizer()), epochs=5)

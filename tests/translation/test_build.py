@@ -49,14 +49,6 @@ def test_run_comes_back_as_it_was(here):
     ]
 
 
-def test_counted_layer_gets_the_counts_of_the_targets(here):
-    wrapped = ["layer.name=sampled", "layer.samples=20", "training.epochs=1"]
-    train(small(*wrapped, "training.label_smoothing=0"), "runs/sampled", device="cpu")
-    run = load_translation("runs/sampled", device="cpu")
-    assert run.model.layer.vocabulary_size == 262
-    assert json.loads(run.folder.target_counts.read_text()) == run.data.target_counts().tolist()
-
-
 def test_counted_layer_translates_without_the_training_text(here, drill, tmp_path):
     shutil.copytree("pairs", tmp_path / "pairs")
     counted = ["layer.name=adaptive", "layer.cutoffs=[50,150]", "training.epochs=1"]

@@ -36,16 +36,6 @@ def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):
     assert saved == [*outcome.test.hypotheses, ""]
 
 
-def test_validation_inside_an_epoch_has_a_line_of_its_own(tmp_path):
-    small_training(tmp_path, epochs=2, validate_every=4, bleu_every=2)
-    lines = rows(tmp_path)
-    batches = len(PairBatches(small_data().train, 60, 3))
-    steps = sorted({*range(4, 2 * batches + 1, 4), batches, 2 * batches})
-    assert [row["step"] for row in lines[:-1]] == steps
-    assert [row["kind"] == "epoch" for row in lines[:-1]] == [s % batches == 0 for s in steps]
-    assert ["valid_bleu" in row for row in lines[:-1]] == [i % 2 == 1 for i in range(len(steps))]
-
-
 @pytest.fixture
 def better_means(monkeypatch):
     """The loss of a mean of weights counts half: whether one is better is no matter of luck."""

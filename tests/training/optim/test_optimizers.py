@@ -20,7 +20,6 @@ from drill.training.optim import (
     ScheduledOptimizer,
     Sgd,
 )
-from drill.training.optim.averaging import WeightAverage
 
 
 def model() -> nn.Module:
@@ -225,18 +224,6 @@ AVERAGED = {
 every_average = pytest.mark.parametrize("name", AVERAGED)
 
 
-def test_shares_by_hand():
-    tail, ema = WeightAverage(0.0, "tail", 0.0), WeightAverage(0.0, "ema", 0.5)
-    for average in (tail, ema):
-        average.begin([nn.Parameter(torch.zeros(2))])
-    found = []
-    for _ in range(3):
-        tail.prepare_step()
-        ema.prepare_step()
-        found.append((tail.share(), ema.share()))
-    assert found == [(1.0, 1.0), (0.5, 2 / 3), (1 / 3, 4 / 7)]
-
-
 @every_average
 def test_averages_are_those_of_the_iterates_from_the_start_on(name):
     net, optimizer = begin(AVERAGED[name]())
@@ -310,31 +297,6 @@ def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(mon
 
 
 # -- AdamW ----------------------------------------------------------------------------------------
-
-
-def test_adamw_goes_without_a_mean_of_gradients():
-    start = torch.randn(30, 20, generator=torch.Generator().manual_seed(0))
-    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    optimizer = AdamW(
-        0.01, max_grad_norm=None, schedule="constant", warmup=0.0, beta1=0.0, weight_decay=0.0
-    )
-    optimizer.setup([("w", ours)])
-    loop = torch.optim.RMSprop([theirs], lr=0.01, alpha=0.99, eps=1e-8)  # the same but for the bias
-    for step in range(1, 4):
-        grad = torch.randn(30, 20, generator=torch.Generator().manual_seed(step))
-        ours.grad, theirs.grad = grad.clone(), grad.clone()
-        loop.param_groups[0]["lr"] = 0.01 * math.sqrt(1 - 0.99**step)
-        optimizer.step(1, 1, 0.5)
-        loop.step()
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_adamw_decays_matrices_only():
-    _, optimizer = begin(AdamW(0.1, weight_decay=0.5))
-    decays = {
-        p.dim(): g["weight_decay"] for g in optimizer.optimizer.param_groups for p in g["params"]
-    }
-    assert decays == {2: 0.5, 1: 0.0}
 
 
 def test_adamw_that_is_not_decoupled_is_adam():

@@ -15,7 +15,6 @@ import torch
 from drill.errors import RunFolderError
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import NO_LOCKS, RunFolder
-from tests.tiny_runs import disk_full
 
 ROW = {"kind": "epoch", "epoch": 1, "step": 7, "valid_loss": 1 / 3, "best": True}
 
@@ -138,17 +137,6 @@ def test_a_resume_cuts_what_came_after_its_checkpoint(folder):
     assert folder.rows() == [ROW]
     folder.append({**ROW, "epoch": 2})
     assert [row["epoch"] for row in folder.rows()] == [1, 2]
-
-
-def test_a_full_disk_is_named_with_the_file(folder, monkeypatch):
-    folder.write_json(folder.environment, {"drill": "0.1.0"})
-    before = folder.environment.read_bytes()
-    monkeypatch.setattr(os, "fsync", disk_full)
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: cannot be written \(No space"):
-        folder.append(ROW)
-    with pytest.raises(RunFolderError, match=r"environment\.json: cannot be written \(No space"):
-        folder.write_json(folder.environment, {})
-    assert folder.environment.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl", ".lock"])

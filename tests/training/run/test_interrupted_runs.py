@@ -14,10 +14,8 @@ from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
 from drill.training.signals import GracefulShutdown, reraise_signal
-from tests.tiny_tasks import MT, RUNS, interrupted
+from tests.tiny_tasks import LM, interrupted
 from tests.tiny_texts import small, write_texts
-from tests.tiny_translation_place import small as small_translator
-from tests.tiny_translation_place import write_pairs
 
 STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train resumes, or drill"
 
@@ -38,34 +36,29 @@ def usual_handlers():
         signal.signal(each, handler)
 
 
-def settings_of(task: str) -> Settings:
-    if task == MT:
-        write_pairs(Path("pairs"))
-        return small_translator()
+def settings_of_text() -> Settings:
     return small(write_texts(Path("texts")))
 
 
-@pytest.mark.parametrize("task", RUNS)
-def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on(task):
-    settings = settings_of(task)
+def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on():
+    settings = settings_of_text()
     wanted = re.escape(f"{STOPPED} train 'runs/a b'")
-    with interrupted(task, 3), pytest.raises(KeyboardInterrupt, match=wanted):
+    with interrupted(LM, 3), pytest.raises(KeyboardInterrupt, match=wanted):
         train(settings, "runs/a b", device="cpu", quiet=True)
     assert RunFolder("runs/a b").last_numbers()["step"] == 3
     assert train(settings, "runs/a b", device="cpu", quiet=True).test is not None
 
 
-@pytest.mark.parametrize("task", RUNS)
-def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog, task):
+def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog):
     heard = []
 
     def handler(number: int, frame: object) -> None:
         with RunFolder("runs/a b").locked():
             heard.append(RunFolder("runs/a b").last_numbers()["step"])
 
-    settings = settings_of(task)
+    settings = settings_of_text()
     signal.signal(signal.SIGTERM, handler)
-    with interrupted(task, 3, signal.SIGTERM):
+    with interrupted(LM, 3, signal.SIGTERM):
         outcome = train(settings, "runs/a b", device="cpu", quiet=True)
     assert heard == [3]
     assert STOPPED in caplog.text
@@ -77,9 +70,9 @@ def test_sigterm_ends_the_process(tmp_path):
     program = """
 import signal
 from tests.tiny_tasks import LM
-from tests.training.run.test_interrupted_runs import interrupted, settings_of, train
+from tests.training.run.test_interrupted_runs import interrupted, settings_of_text, train
 with interrupted(LM, 3, signal.SIGTERM):
-    train(settings_of(LM), "runs/a b", device="cpu")
+    train(settings_of_text(), "runs/a b", device="cpu")
 print("went on")
 """
     root = Path(__file__).parents[3]
@@ -91,17 +84,16 @@ print("went on")
     assert RunFolder(tmp_path / "runs/a b").last_numbers()["step"] == 3
 
 
-@pytest.mark.parametrize("task", RUNS)
-def test_unfinished_outcome_is_returned_on_request(task):
-    settings = settings_of(task)
-    with interrupted(task, 3):
+def test_unfinished_outcome_is_returned_on_request():
+    settings = settings_of_text()
+    with interrupted(LM, 3):
         outcome = train(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
     assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
     assert outcome.signal == signal.SIGINT
 
 
 def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
-    settings, load = small(write_texts(Path("texts"))), training.load_into
+    settings, load = settings_of_text(), training.load_into
 
     def stopping(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
