@@ -17,7 +17,6 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     Statistics,
     checked_parameters,
     gradient_statistics,
-    text_fingerprint,
     weights_fingerprint,
 )
 from drill.language_modeling.evaluation.perplexity import perplexity
@@ -314,14 +313,6 @@ def test_fingerprint_is_of_every_bit_and_of_no_mode(name):
 def test_fingerprint_is_of_the_settings_of_a_layer():
     names = ("deep residual 2", "deep residual relu", "deep residual without map bias")
     assert len({weights_fingerprint(language_model(name)) for name in names}) == 3
-
-
-def test_text_is_its_ids_and_its_columns():
-    ids = torch.arange(12)
-    prints = {text_fingerprint(ids.view(shape)) for shape in ((12, 1), (6, 2), (4, 3))}
-    assert len(prints) == 3
-    assert text_fingerprint(ids.view(12, 1)) == text_fingerprint(torch.arange(12).view(12, 1))
-    assert text_fingerprint(ids.view(12, 1)) not in text_fingerprint(ids.flip(0).view(12, 1))
 
 
 def test_parameters_of_past_decode_have_no_rate():

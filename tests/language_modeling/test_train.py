@@ -19,7 +19,7 @@ from drill.data import (
 from drill.data.text.batches import rotated, rotations
 from drill.language_modeling.evaluation.perplexity import evaluate_tokens, perplexity
 from drill.models.language_model import LanguageModel
-from drill.training.optim import Asgd, Sgd
+from drill.training.optim import Sgd
 from drill.training.options import log_interval
 from drill.training.precision import resolve_precision
 from drill.training.progress import Progress
@@ -196,40 +196,12 @@ def test_reported_loss_is_the_mean_over_rows_without_regularisers(tmp_path):
     assert [row["step"] for row in epochs] == [len(segments(2)[0]), len(found)]
 
 
-def test_averages_are_validated_and_saved_and_training_continues_from_the_iterates(tmp_path):
-    optimizer, model = Asgd(5.0), small_model("deep-residual")
-    act, stepped, shown = optimizer.step, [], []
-
-    def values() -> dict:
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def step(*arguments) -> None:
-        act(*arguments)
-        stepped.append(values())
-
-    def show(report: Progress) -> None:
-        if report.row is not None:
-            own = {name: optimizer.optimizer.state[p]["average"].clone()
-                    for name, p in optimizer.parameters.items()}  # fmt: skip
-            shown.append((report.row, own, values(), stepped[-1]))
-
-    optimizer.step = step
-    outcome = small_run(tmp_path, optimizer=optimizer, model=model, progress=show, epochs=3)
-    for row, averages, after, before in shown:
-        assert row["averaged"]
-        assert all(torch.equal(after[name], before[name]) for name in before)
-        assert not any(torch.equal(averages[name], before[name]) for name in before)
-        other = small_model("deep-residual")
-        for name, p in other.named_parameters():
-            p.data = averages[name]
-        assert perplexity(other, text().valid, bptt=BPTT).loss == row["valid_loss"]
-    folder = RunFolder(tmp_path)
-    best, last = weights(folder.best), weights(folder.last)
-    _, averages, iterates, _ = shown[outcome.best_epoch - 1]
-    assert best.keys() == averages.keys()
-    assert all(torch.equal(best[name], averages[name]) for name in best)
-    _, _, iterates, _ = shown[-1]
-    assert all(torch.equal(last[f"model/{name}"], iterates[name]) for name in iterates)
+def test_averages_are_saved_as_the_best_and_iterates_in_the_checkpoint(tmp_path):
+    small_run(tmp_path, "deep-residual", "asgd", epochs=1)
+    best, last = (weights(path) for path in (RunFolder(tmp_path).best, RunFolder(tmp_path).last))
+    for name, tensor in best.items():
+        assert torch.equal(tensor, last[f"optimizer/{name}/average"])
+        assert not torch.equal(tensor, last[f"model/{name}"])
 
 
 @pytest.mark.parametrize("layer", ["tied", "mixture", "sampled"])

@@ -123,9 +123,6 @@ def test_evaluation_predicts_every_row_but_the_first_once(rows, bptt):
         (lambda: list(training_segments(2, SequenceLengths(1, 70))), "2 rows"),
         (lambda: evaluation_segments(1), "1 rows"),
         (lambda: evaluation_segments(9, 0), "bptt"),
-        (lambda: SequenceLengths(-1, 70), "seed"),
-        (lambda: SequenceLengths(1, 0), "bptt"),
-        (lambda: SequenceLengths(1, 70, 0), "cap"),
     ],
 )
 def test_wrong_input_is_named(call, words):
