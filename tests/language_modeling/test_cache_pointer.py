@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from drill.data import DataError
 from drill.language_modeling.evaluation.cache_pointer import (
@@ -99,29 +97,6 @@ def test_new_word_has_no_probability_in_the_cache():
     known = cache_perplexity(model, np.zeros(20, int), lamb=1.0)
     first = plain_losses(model, np.zeros(2, int)).item()  # nothing is in the cache yet
     assert known.nll == pytest.approx(first, rel=1e-9)
-
-
-@given(
-    cached=st.integers(0, 6),
-    queries=st.integers(1, 7),
-    window=st.integers(1, 8),
-    theta=st.floats(-3, 3),
-    seed=st.integers(0, 99),
-)
-def test_pointers_of_any_shape_are_as_one_by_one(cached, queries, window, theta, seed):
-    generator = torch.Generator().manual_seed(seed)
-    h = torch.randn(cached + queries, 3, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (cached + queries,), generator=generator)
-    found = pointer_log_probs(h, y, cached, window, torch.tensor([theta, 0.0], dtype=torch.float64))
-    for number, value in enumerate((theta, 0.0)):
-        for t in range(cached, cached + queries):
-            own = range(max(0, t - window), t)
-            if not own:
-                assert found[number, t - cached].isnan()  # there is no cache to point into
-                continue
-            weights = torch.softmax(value * h[own.start : t] @ h[t], dim=0)
-            p = weights[y[own.start : t] == y[t]].sum()
-            torch.testing.assert_close(found[number, t - cached].exp(), p)
 
 
 def test_window_bounds_what_is_in_memory():

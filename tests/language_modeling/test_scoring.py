@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import EOS, UNK, DataError
-from drill.language_modeling.generation import generate
 from drill.language_modeling.scoring import LINES as SAMPLED
 from drill.language_modeling.scoring import LONGEST, score
 from drill.models.encoder import State
@@ -185,30 +184,3 @@ def test_line_start_cuts_endless_lines(monkeypatch):
         model.layer.bias[END] = -torch.inf
     found = [part for layer in begun(model) for part in layer]
     torch.testing.assert_close(found, slow_start(model, 10))
-
-
-def test_generate_and_score_start_in_line_start(monkeypatch):
-    """In one far from zero: the log p of every first word is that of a pass from it."""
-    model = language_model("tied").eval()
-    far = tuple(tuple(part + 2.0 for part in layer) for layer in model.initial_state(1))
-    for module in ("generation", "scoring"):
-        monkeypatch.setattr(f"drill.language_modeling.{module}.line_start", lambda *_: far)
-    with torch.no_grad():
-        wanted, zero = (
-            model.log_probs(torch.tensor([[END]]), state)[0][0, 0] for state in (far, None)
-        )
-    assert (wanted - zero).abs().max() > 0.1
-
-    lines = ["" if word == EOS else word for word in VOCABULARY.words]
-    scored = torch.tensor([each.log_probs[0] for each in score(model, VOCABULARY, lines)])
-    assert torch.allclose(scored, wanted.float(), atol=1e-6)
-
-    seen = []
-
-    def spy(log_probs, *options):
-        seen.append(log_probs[0].clone())
-        return draw(log_probs, *options)
-
-    monkeypatch.setattr("drill.language_modeling.generation.draw", spy)
-    list(generate(model, VOCABULARY, tokens=1, seed=0, allow_unknown=True))
-    assert torch.allclose(seen[0], wanted, atol=1e-9)

@@ -146,21 +146,6 @@ def test_replays_with_all_regularisers_equal_launches(layer, options):
     assert losses[:1] != run(Steps, Sgd(), layer=layer, epochs=1)[1]
 
 
-@pytest.mark.parametrize("optimizer", [late_sgd, late_adamw])
-def test_steps_are_recorded_again_when_averaging_starts(optimizer):
-    step, state = prepared(optimizer())
-    for _ in range(3):
-        step(state, Segment(0, 5, 5), 0.4)
-    first = step.cache.replays[5]
-    step(state, Segment(0, 5, 5), 0.45)
-    second = step.cache.replays[5]
-    assert second is not first
-    assert step.optimizer.averaging
-    step(state, Segment(0, 5, 5), 0.5)
-    assert step.cache.replays[5] is second
-    assert step.optimizer.late_average.count == 2
-
-
 def test_overlap_scope_knows_all_parameters_for_the_whole_step():
     step, state = prepared(Sgd())
     known = []
@@ -241,25 +226,6 @@ def test_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypatc
     _, wanted, launched = run(Steps, Asgd(), layer=with_unused)
     assert losses == wanted
     assert all(map(torch.equal, step.trained.parameters(), launched.trained.parameters()))
-
-
-def test_other_modes_and_addresses_of_parameters_are_recorded_again():
-    step, state = prepared(AdamW())
-
-    def record():
-        for _ in range(2):
-            step(state, Segment(0, 5, 5), 0.0)
-        found = step.cache.replays[5]
-        step(state, Segment(0, 5, 5), 0.0)
-        assert step.cache.replays[5] is found
-        return found
-
-    first = record()
-    step.model.encoder.eval()
-    second = record()
-    weight = step.model.encoder.lstms[0].weight_hh_l0
-    weight.data = weight.data.clone()
-    assert len({first, second, record()}) == 3
 
 
 def test_replay_increments_the_versions_of_what_it_changes():

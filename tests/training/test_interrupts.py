@@ -5,18 +5,14 @@ How a language model and a translator are trained without one is in their own fo
 
 import os
 import signal
-from functools import partial
 
 import pytest
 
-import drill.translation.search.search as searching
 from drill.language_modeling import train as language_model_training
-from drill.models.translator import Translator
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_training
 from drill.translation.state import TranslationState
-from drill.translation.translate import Search
 from tests.tiny_runs import after, all_of, finished, interrupted_after, rows, small_run, unlike
 from tests.tiny_tasks import LM, MT, TASKS
 from tests.tiny_translations import small_optimizer, small_training
@@ -104,29 +100,6 @@ def test_signal_in_the_test_of_a_translator_ends_it_and_a_resume_tests(
     again = small_training(tmp_path, **options, optimizer=no_step)
     assert (again.finished, again.interrupted) == (True, False)
     assert unlike(all_of(tmp_path), finished(small_training, **options)) == []
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"), [(Translator, "loss"), (searching, "_search")], ids=["loss", "search"]
-)
-def test_signal_in_the_test_of_a_translator_waits_for_one_batch(tmp_path, monkeypatch, owner, name):
-    testing, real, calls = translation_training.evaluate_translator, getattr(owner, name), []
-
-    def counted(*arguments: object, **options: object) -> object:
-        if not calls:  # once: a second signal ends the process at once
-            os.kill(os.getpid(), signal.SIGINT)
-        calls.append(name)
-        return real(*arguments, **options)
-
-    def tested(*arguments: object, **options: object) -> object:
-        monkeypatch.setattr(owner, name, counted)
-        return testing(*arguments, **options)
-
-    monkeypatch.setattr(translation_training, "Search", partial(Search, batch_tokens=1))
-    monkeypatch.setattr(translation_training, "evaluate_translator", tested)
-    outcome = small_training(tmp_path, max_steps=1)
-    assert (outcome.finished, outcome.interrupted) == (False, True)
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

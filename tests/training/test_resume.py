@@ -55,7 +55,7 @@ ASGD = {"validate_first": True, "patience": 0, "length_cap": 12}
 NOISE = {"adversarial": 0.05, "state_reset": 0.2}
 SHUFFLED = {"partial_shuffle": True, "validate_every": 3}
 AVERAGED = {**TWO_BATCHES, "average_checkpoints": 2, "validate_every": 3}
-BLEU = {"precision": "bfloat16", "bleu_every": 1, "epochs": 2, "log_every": 2}
+BLEU = {"precision": "bfloat16", "bleu_every": 2, "epochs": 2, "log_every": 2}
 PIECES = [
     (LM, "nt-asgd", "deep-residual", 9, {}),
     (LM, "asgd", "tied", 7, {**ASGD, "precision": "bfloat16"}),

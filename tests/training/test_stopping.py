@@ -17,7 +17,7 @@ from drill.training.run.folder import RunFolder
 from drill.translation.evaluate import TranslationLoss
 from tests.tiny_runs import after, all_of, interrupted_after, rows, small_run, unlike
 from tests.tiny_tasks import LM, MT, TASKS, Task, both_tasks
-from tests.tiny_translations import small_optimizer, small_training
+from tests.tiny_translations import small_training
 
 
 @pytest.fixture
@@ -110,25 +110,6 @@ def test_validation_at_a_limit_does_not_count_for_patience(
     monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: 0.0)
     more = task.run(tmp_path / "run", epochs=4, patience=0)
     assert (more.epoch, more.stopped) == (4, False)
-
-
-def test_interrupted_translator_has_the_same_patience(tmp_path):
-    """Its steps are so long that it soon gets worse."""
-    options = {"epochs": 40, "patience": 1, "validate_every": 3, "validate_first": True,
-               "bleu_every": 2}  # fmt: skip
-
-    def optimizer():
-        made = small_optimizer()
-        made.lr = 0.5
-        return made
-
-    assert small_training(tmp_path / "whole", optimizer=optimizer(), **options).stopped
-    for start in range(100):
-        torch.manual_seed(start)
-        piece = interrupted_after(11, optimizer())
-        if small_training(tmp_path / "pieces", optimizer=piece, **options).finished:
-            break
-    assert unlike(all_of(tmp_path / "pieces"), all_of(tmp_path / "whole")) == []
 
 
 @both_tasks

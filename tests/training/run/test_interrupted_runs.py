@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,25 +61,6 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog):
     assert heard == [3]
     assert STOPPED in caplog.text
     assert (outcome.finished, outcome.interrupted) == (False, True)  # who handles it may look
-
-
-@pytest.mark.slow
-def test_sigterm_ends_the_process(tmp_path):
-    program = """
-import signal
-from tests.tiny_tasks import LM
-from tests.training.run.test_interrupted_runs import interrupted, settings_of_text, train
-with interrupted(LM, 3, signal.SIGTERM):
-    train(settings_of_text(), "runs/a b", device="cpu")
-print("went on")
-"""
-    root = Path(__file__).parents[3]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
-    assert done.stderr.splitlines()[-1].startswith(STOPPED)
-    assert RunFolder(tmp_path / "runs/a b").last_numbers()["step"] == 3
 
 
 def test_unfinished_outcome_is_returned_on_request():
