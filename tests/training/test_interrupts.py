@@ -1,13 +1,17 @@
-"""Ctrl-C and SIGTERM in a step, a validation or the test, of either task; the resumed run is equal.
+"""Signals and failed evaluations of either task; the resumed run is equal.
 
 How a language model and a translator are trained without one is in their own folders.
 """
 
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
+import torch
 
+from drill.errors import Diverged, OutOfMemory
+from drill.kernels.lstm.persistent.recurrence import Stalled
 from drill.language_modeling import train as language_model_training
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
@@ -20,18 +24,22 @@ from tests.tiny_translations import small_optimizer, small_training
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 
 
-def signal_at(patch, owner: object, name: str, number: int, which: int = 1) -> None:
-    """A signal comes at the start of call ``which`` of a function."""
+def at_call(patch, owner: object, name: str, act: Callable[[], object], which: int = 1) -> None:
+    """``act`` is called at the start of call ``which`` of a function."""
     real, left = getattr(owner, name), which
 
-    def interrupted(*arguments: object, **options: object) -> object:
+    def counted(*arguments: object, **options: object) -> object:
         nonlocal left
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), number)
+            act()
         return real(*arguments, **options)
 
-    patch.setattr(owner, name, interrupted)
+    patch.setattr(owner, name, counted)
+
+
+def signal_at(patch, owner: object, name: str, number: int, which: int = 1) -> None:
+    at_call(patch, owner, name, lambda: os.kill(os.getpid(), number), which)
 
 
 @pytest.mark.parametrize(("name", "number"), [(LM, signal.SIGINT), (MT, signal.SIGTERM)])
@@ -75,6 +83,37 @@ def test_signal_in_a_validation_ends_it_and_a_resume_repeats_it(
     pending = RunFolder(tmp_path).load_last()[1]["validation_pending"]
     assert pending == ("validate_first" not in options)
     assert task.run(tmp_path, **options).finished
+    assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
+
+
+NAN, NO_ROOM = FloatingPointError("NaN"), torch.OutOfMemoryError("no room")
+WITH_BLEU = {"bleu_every": 1, "epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "which", "fault", "error", "options"),
+    [
+        (LM, "evaluate_tokens", 1, NAN, Diverged, {}),
+        (LM, "evaluate_tokens", 4, Stalled("stalled"), Diverged, {}),  # the test
+        (MT, "translation_loss", 1, NAN, Diverged, WITH_BLEU),
+        (MT, "best_translations", 1, NO_ROOM, OutOfMemory, WITH_BLEU),
+        (MT, "evaluate_translator", 1, NAN, Diverged, WITH_BLEU),
+    ],
+)
+def test_failed_evaluation_raises_and_a_resume_repeats_it(
+    tmp_path, monkeypatch, name, function, which, fault, error, options
+):
+    task = TASKS[name]
+
+    def fail() -> None:
+        raise fault
+
+    with monkeypatch.context() as patch:
+        at_call(patch, task.module, function, fail, which)
+        with pytest.raises(error, match=f"(validation|translations|test) .*{fault}"):
+            task.run(tmp_path, **options)
+    assert RunFolder(tmp_path).test_row() is None
+    task.run(tmp_path, **options)
     assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
 
 

@@ -9,7 +9,6 @@ import torch
 
 import drill.translation.search.search as searching
 from drill.data import PairBatches
-from drill.errors import Diverged, OutOfMemory
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import AdamW, ScheduledOptimizer
 from drill.training.run import checkpoint
@@ -17,7 +16,7 @@ from drill.translation import train as translation_training
 from drill.translation.evaluate import translation_loss
 from drill.translation.state import TranslationState
 from drill.translation.translate import Search
-from tests.tiny_runs import after, all_of, finished, rows, unlike, weights
+from tests.tiny_runs import after, all_of, rows, unlike, weights
 from tests.tiny_translations import small_data, small_training, small_translator
 
 
@@ -104,27 +103,6 @@ def test_more_epochs_remove_an_older_average(tmp_path):
     assert seen == [False]
     train("b", 4, constant())
     assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "fault", "error"),
-    [
-        ("translation_loss", FloatingPointError("NaN"), Diverged),
-        ("best_translations", torch.OutOfMemoryError("no room"), OutOfMemory),
-        ("evaluate_translator", FloatingPointError("NaN"), Diverged),
-    ],
-)
-def test_failed_evaluation_is_repeated_by_a_resume(tmp_path, monkeypatch, name, fault, error):
-    def failed(*_: object, **__: object) -> None:
-        raise fault
-
-    options = {"bleu_every": 1, "epochs": 1}
-    with monkeypatch.context() as patch:
-        patch.setattr(translation_training, name, failed)
-        with pytest.raises(error, match=f"(validation|translations|test) .*{fault}"):
-            small_training(tmp_path, **options)
-    small_training(tmp_path, **options)
-    assert unlike(all_of(tmp_path), finished(small_training, **options)) == []
 
 
 def test_progress_of_validations_and_the_test_is_shown(tmp_path, monkeypatch):
