@@ -73,12 +73,13 @@ def decode_text(raw: bytes, name: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, kind: str = "text") -> bytes:
+    """The bytes of a file; DataError, which asks for a ``kind`` file, if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
         fault = error.strerror or type(error).__name__
-        raise DataError(f"{path}: cannot be read ({fault}); name a text file") from None
+        raise DataError(f"{path}: cannot be read ({fault}); name a {kind} file") from None
 
 
 def read_regular(path: Path) -> bytes:
@@ -90,11 +91,9 @@ def read_regular(path: Path) -> bytes:
 
 def read_json(path: Path, kind: str) -> Any:
     """The content of a JSON file; DataError, which calls it a ``kind`` file, if there is none."""
+    raw = read_bytes(path, kind)
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        fault = error.strerror or type(error).__name__
-        raise DataError(f"{path}: cannot be read ({fault}); name a {kind} file") from None
+        return json.loads(raw)
     except (ValueError, RecursionError):
         raise DataError(f"{path}: is not JSON; take a {kind} file that drill wrote") from None
 

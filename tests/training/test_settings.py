@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import EOS, Vocabulary
@@ -364,21 +364,6 @@ def only_a_settings_error(make) -> None:
 def test_any_tables_give_settings_or_a_sentence(tables):
     only_a_settings_error(lambda: resolve_settings(tables))
     only_a_settings_error(lambda: resolve_settings(merged(DEEP.tables(), tables)))
-
-
-toml_like = st.lists(
-    st.sampled_from(["[layer]", "[layer.inner]", "[[layer]]", "[training]", "\n", "\n", " = ", ".",
-                     '"', "'", "#", "{", "}", "[", "]", ",", "1", "1e9", "1979-05-27", "nan"])
-    | names
-).map("".join)  # fmt: skip
-
-
-@given(toml_like.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=60))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_gives_settings_or_a_sentence(tmp_path, raw):
-    path = Path(tmp_path / "any.toml")
-    path.write_bytes(raw)
-    only_a_settings_error(lambda: recipe(str(path)))
 
 
 def test_a_saved_recipe_of_an_older_version_is_read(tmp_path):

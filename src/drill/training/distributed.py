@@ -45,15 +45,11 @@ class World:
             )
         return count // self.size
 
-    def own_columns(self, batch: int) -> int:
-        """How many columns (parallel streams of text) of a batch are this process's."""
-        return self.share(batch, f"a batch of {batch} columns", "batch_size")
-
     def columns(self, data: Tensor) -> Tensor:
-        """This process's part of (rows, batch, ...), along the columns."""
+        """This process's part of (rows, batch, ...): columns are parallel streams of text."""
         if self.size == 1:
             return data
-        own = self.own_columns(data.shape[1])
+        own = self.share(data.shape[1], f"a batch of {data.shape[1]} columns", "batch_size")
         return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
 
     def wait(self) -> None:

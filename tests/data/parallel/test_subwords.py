@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 
 import pytest
 from hypothesis import example, given
@@ -185,12 +184,3 @@ def test_wrong_arguments_are_named(subwords, call, error, fault):
 def test_ids_that_are_no_whole_character_do_not_crash(subwords):
     first_byte = subwords.encode("世")[0]
     assert subwords.decode([first_byte]) == "\ufffd"
-
-
-def test_a_missing_library_is_named_with_its_install_command(subwords, monkeypatch, tmp_path):
-    subwords.save(tmp_path / "subwords.json")
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match="pip install tokenizers"):
-        Subwords.train(LINES)
-    with pytest.raises(DataError, match="pip install tokenizers"):
-        Subwords.load(tmp_path / "subwords.json")

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import re
-import sys
 from random import Random
 
 import pytest
@@ -73,18 +72,3 @@ def test_the_clock_is_read_as_it_is_spoken():
 def test_wrong_arguments_are_named():
     with pytest.raises(DataError, match=r"test must be .* 0"):
         numbers_and_dates_corpus(test=0)
-
-
-@pytest.mark.parametrize(
-    ("missing", "install"),
-    [
-        (["num2words"], "pip install num2words, or"),
-        (["num2words", "babel", "babel.dates"], "pip install num2words babel, or"),
-        (["babel.dates"], "pip install num2words babel, or"),  # both are there, and one is broken
-    ],
-)
-def test_missing_packages_are_named(monkeypatch, missing, install):
-    for package in missing:
-        monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=install):
-        numbers_and_dates_corpus(3)

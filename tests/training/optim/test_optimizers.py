@@ -299,23 +299,6 @@ def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(mon
 # -- AdamW ----------------------------------------------------------------------------------------
 
 
-def test_adamw_that_is_not_decoupled_is_adam():
-    ours, theirs = model(), model()
-    settings = {"weight_decay": 0.1, "eps": 1e-3}
-    optimizer = AdamW(
-        0.05, schedule="constant", warmup=0.0, max_grad_norm=None, decoupled=False, **settings
-    )
-    optimizer.setup(ours.named_parameters())
-    adam = torch.optim.Adam(theirs.parameters(), 0.05, betas=(0.9, 0.99), **settings)
-    for _ in range(3):
-        for net in (ours, theirs):
-            net(torch.ones(1, 4, dtype=torch.float64)).square().sum().backward()
-        optimizer.step(70, 70, 0.5)
-        adam.step()
-        adam.zero_grad()
-    torch.testing.assert_close(values(ours), values(theirs))
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_autograd_counts_every_step(name):
     net, optimizer = begin(OPTIMIZERS[name](0.1))
@@ -396,15 +379,20 @@ def test_a_resumed_optimizer_is_bit_exact(name, cut):
     assert same(values(part), values(whole))
 
 
-def test_adamw_on_a_cpu_is_the_fused_adamw_of_torch():
+@pytest.mark.parametrize(
+    ("decoupled", "kind"), [(True, torch.optim.AdamW), (False, torch.optim.Adam)]
+)
+def test_adamw_on_a_cpu_is_the_fused_one_of_torch(decoupled, kind):
     torch.manual_seed(0)
     start = [torch.randn(30, 20), torch.randn(20)]
     ours, theirs = ([nn.Parameter(each.clone()) for each in start] for _ in range(2))
-    optimizer = AdamW(0.01, weight_decay=0.3, max_grad_norm=None, schedule="constant", warmup=0.0)
+    options = {"weight_decay": 0.3, "max_grad_norm": None, "decoupled": decoupled}
+    optimizer = AdamW(0.01, schedule="constant", warmup=0.0, **options)
     optimizer.setup(zip("ab", ours, strict=True))
     assert optimizer.optimizer.defaults["fused"]
-    groups = [{"params": theirs[:1], "weight_decay": 0.3}, {"params": theirs[1:]}]
-    loop = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.99), weight_decay=0.0, foreach=False)
+    vectors = 0.0 if decoupled else 0.3
+    groups = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": vectors}]
+    loop = kind(groups, lr=0.01, betas=(0.9, 0.99), weight_decay=0.3, foreach=False)
     for _ in range(5):
         for a, b in zip(ours, theirs, strict=True):
             a.grad = torch.randn_like(a)
