@@ -186,34 +186,26 @@ def boards(monkeypatch) -> list[Board]:
     return Board.made
 
 
-def test_rows_go_to_tensorboard_where_it_is_installed(folder, boards):
+def test_tensorboard_shows_rows_without_those_that_a_resume_cut(folder, boards):
     folder.append({**ROW, "seconds": 2.0, "elapsed": 9.0, "train_loss": None})
-    folder.append({**ROW, "epoch": 2, "step": 14, "lr": math.inf})
-    [board] = boards
-    assert board.folder == str(folder.path / "tensorboard")
-    assert board.shown == [
-        ("epoch/valid_loss", 1 / 3, 7),
-        ("epoch/seconds", 2.0, 7),
-        ("epoch/valid_loss", 1 / 3, 14),
-        ("epoch/lr", math.inf, 14),
-    ]
-    assert board.flushed == len(board.shown)
-    assert len(folder.rows()) == 2
-
-
-def test_tensorboard_shows_only_the_rows_after_a_resume_cut(folder, boards):
-    folder.append({**ROW, "valid_loss": 3.0})
     size = folder.metrics_size()
-    folder.append({**ROW, "step": 8, "valid_loss": 2.0})
+    folder.append({**ROW, "step": 8, "lr": math.inf})
     events = folder.path / "tensorboard" / "events.out.tfevents.1.host"
     events.parent.mkdir()
     events.write_bytes(b"of the first start")
     again = RunFolder(folder.path)
     again.cut_metrics(size)
-    again.append({**ROW, "step": 8, "valid_loss": 1.0})
-    again.append({**ROW, "step": 9, "valid_loss": 0.5})
+    again.append({**ROW, "step": 9})
+    first, second = boards
+    assert first.folder == second.folder == str(events.parent)
+    assert first.shown[-1] == ("epoch/lr", math.inf, 8)
+    assert second.shown == [
+        ("epoch/valid_loss", 1 / 3, 7),
+        ("epoch/seconds", 2.0, 7),
+        ("epoch/valid_loss", 1 / 3, 9),
+    ]
+    assert second.flushed == len(second.shown)
     assert not events.exists()
-    assert [each[1:] for each in boards[1].shown] == [(3.0, 7), (1.0, 8), (0.5, 9)]
 
 
 @pytest.mark.parametrize("weights", ["best", "averaged"])
