@@ -146,6 +146,21 @@ def test_replays_with_all_regularisers_equal_launches(layer, options):
     assert losses[:1] != run(Steps, Sgd(), layer=layer, epochs=1)[1]
 
 
+@pytest.mark.parametrize("optimizer", [late_sgd, late_adamw])
+def test_steps_are_recorded_again_when_averaging_starts(optimizer):
+    step, state = prepared(optimizer())
+    for _ in range(3):
+        step(state, Segment(0, 5, 5), 0.4)
+    first = step.cache.replays[5]
+    step(state, Segment(0, 5, 5), 0.45)
+    second = step.cache.replays[5]
+    assert second is not first
+    assert step.optimizer.averaging
+    step(state, Segment(0, 5, 5), 0.5)
+    assert step.cache.replays[5] is second
+    assert step.optimizer.late_average.count == 2
+
+
 def test_overlap_scope_knows_all_parameters_for_the_whole_step():
     step, state = prepared(Sgd())
     known = []
