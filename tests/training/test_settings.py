@@ -185,7 +185,9 @@ WRONG = [
     "training.length_seed=-1", "training.patience=-1", "optimizer.lr=inf",
     "optimizer.lr=1979-05-27", "encoder.embedding_dim=0", "encoder.embedding_dim=true",
     "encoder.hidden_size=1000000000", "layer.depth=1000000000", "encoder.output_size=[1]",
-    "data.corpus=3", "recipe=3", "init_from=3",
+    "data.corpus=3", "recipe=3", "init_from=3", "training.validate_every=0",
+    "training.log_every=0", "training.max_minutes=0", "training.max_minutes=nan",
+    "training.adversarial=-0.1", "training.adversarial=nan", "training.state_reset=1",
 ]  # fmt: skip
 
 

@@ -225,8 +225,10 @@ every_average = pytest.mark.parametrize("name", AVERAGED)
 
 
 @every_average
-def test_averages_are_those_of_the_iterates_from_the_start_on(name):
+def test_averages_are_those_of_the_iterates_and_leave_training_as_it_is(name):
     net, optimizer = begin(AVERAGED[name]())
+    other, plain = begin((Sgd if "sgd" in name else AdamW)(0.05))
+    train(plain, other, 10)
     iterates = []
     for i in range(10):
         train(optimizer, net, 1, start=i)  # progress is i / 40: averaged from the fifth step on
@@ -243,15 +245,7 @@ def test_averages_are_those_of_the_iterates_from_the_start_on(name):
             expected = (each * weights.view(-1, *[1] * (each.dim() - 1))).sum(0)
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert same(values(net), before)
-
-
-@every_average
-def test_averages_leave_training_as_it_is(name):
-    net, optimizer = begin(AVERAGED[name]())
-    other, plain = begin((Sgd if "sgd" in name else AdamW)(0.05))
-    train(optimizer, net, 10)
-    train(plain, other, 10)
-    assert same(values(net), values(other))
+    assert same(before, values(other))
 
 
 def test_averaging_goes_on_when_the_run_is_given_more_time():
