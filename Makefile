@@ -38,7 +38,9 @@ format: $(INSTALLED) ## Rewrite the code in the project's style
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## Run every benchmark in bench/
-	$(BIN)/python bench/run_all.py
+	for name in layers loss memory inference lstm step translation gpt; do \
+		$(BIN)/python bench/$$name.py $(OPTIONS) || exit 1; \
+	done
 
 demo: $(INSTALLED) ## Train two output layers on the embedded corpus and compare them
 	$(BIN)/python -m drill demo

@@ -113,13 +113,6 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     },
 }
 
-SCREEN: dict[str, Cell] = {
-    "min": number("ms_min"),
-    "p90": number("ms_p90"),
-    "x MarianMT, CUDA graph": speed("MarianMT, CUDA graph"),
-}
-"""Columns of the screen alone."""
-
 
 def section(row: Row) -> tuple[Any, ...]:
     """Equal for rows of one table."""
@@ -132,9 +125,7 @@ def title(row: Row) -> str:
     return f"{row['size']}, {sizes}, {row['dtype']}" + (f", {row['task']}" if "task" in row else "")
 
 
-def cells(
-    benchmark: str, rows: Sequence[Row], more: Mapping[str, Cell] | None = None
-) -> list[list[str]]:
+def cells(benchmark: str, rows: Sequence[Row]) -> list[list[str]]:
     """Headings, then a line for each row: its name and cells, or its name and its error.
 
     Columns that are empty in every row are left out.
@@ -142,7 +133,7 @@ def cells(
     named = {row["name"]: row for row in rows}
     shown = {
         heading: [cell(row, named) for row in named.values()]
-        for heading, cell in (COLUMNS[benchmark] | dict(more or {})).items()
+        for heading, cell in COLUMNS[benchmark].items()
     }
     shown = {heading: column for heading, column in shown.items() if any(column)}
     lines = [["", *shown]]

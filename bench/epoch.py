@@ -77,7 +77,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--recipe", nargs="+", default=list(RECIPES), help="default: %(default)s")
     options.add_argument("--epochs", type=int, default=6, help="of which the first is not counted")
-    options.add_argument("--precision", nargs="+", default=["bfloat16"], help="of training")
+    options.add_argument("--precision", default="bfloat16", help="of training")
     options.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="changes")
     options.add_argument(
         "--dynamic", action="store_true", help="also dynamic evaluation; --epochs 1 is then enough"
@@ -88,13 +88,12 @@ def main() -> None:
     if args.epochs < (1 if args.dynamic else 2):
         options.error("--epochs is at least 2 (with --dynamic 1): the first one is not counted")
     device = pick_device(args.device)
-    for precision in args.precision:
-        rows = []
-        for name in args.recipe:
-            changes = [*args.changes, f"training.precision={precision}"]
-            rows.append(measured(name, changes, args.epochs, device, args.dynamic))
-            append(args.json, rows[-1] | machine(device))
-        print(f"{precision}\n\n{text_table(cells('epoch', rows))}\n")
+    rows = []
+    for name in args.recipe:
+        changes = [*args.changes, f"training.precision={args.precision}"]
+        rows.append(measured(name, changes, args.epochs, device, args.dynamic))
+        append(args.json, rows[-1] | machine(device))
+    print(f"{args.precision}\n\n{text_table(cells('epoch', rows))}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ ours: the loss has kernels of its own.
 
 import copy
 import tempfile
-from argparse import Namespace
 
 import torch
 import torch.nn.functional as F
@@ -25,18 +24,16 @@ from drill.training.settings import Settings, build_optimizer, recipe
 BASE, TRAINER = "transformers, compiled loop", "transformers Trainer"
 RECIPES = {"small": "gpt", "medium": "gpt-medium"}
 LAYERS = {"drill tied": "tied", "drill full": "untied", "drill deep-residual 2": "drill"}
-LOW = ", bfloat16 residual"
 LABELS = (32_000, 128_000)
 QUICK = {"embedding_dim": 32, "layers": 2, "heads": 2, "intermediate_size": 64}
 
 
-def settings(size: str, layer: str, args: Namespace) -> Settings:
+def settings(size: str, layer: str, quick: bool) -> Settings:
     chosen = recipe(f"{RECIPES[size]}-{layer}")
-    if args.quick:
+    if quick:
         small = {"batch_size": 2, "bptt": 16, "compile": False}
         return chosen.changed(encoder=QUICK, training=small)
-    training = {"batch_size": args.batch_size or chosen.training["batch_size"]}
-    return chosen.changed(training=training | {"compile": not args.eager})
+    return chosen.changed(training={"compile": True})
 
 
 def stock(chosen: Settings, setting: Setting) -> nn.Module:
@@ -50,8 +47,8 @@ def stock(chosen: Settings, setting: Setting) -> nn.Module:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(setting.device).train()
 
 
-def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
-    tied = settings(setting.name, "tied", args)
+def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
+    tied = settings(setting.name, "tied", quick)
     training, clip = tied.training, tied.optimizer["max_grad_norm"]
     bptt, batch = training["bptt"], training["batch_size"]
     data = torch.randint(setting.size.labels, (bptt + 1, batch), device=setting.device)
@@ -96,7 +93,7 @@ def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
         return step
 
     def ours(layer: str, low: bool = False) -> Step:
-        chosen = settings(setting.name, layer, args)
+        chosen = settings(setting.name, layer, quick)
         chosen = chosen.changed(encoder={"low_precision_residual": low})
         model = build.language_model(chosen, vocabulary(setting.size.labels), setting.device)
         optimizer = build_optimizer(chosen)
@@ -108,23 +105,20 @@ def variants(setting: Setting, args: Namespace) -> dict[str, Prepare]:
         steps = Steps(model, data, optimizer, bptt=bptt, autocast=half, options=options)
         return our_step(steps, data, bptt)
 
-    theirs = {BASE: loop} | ({} if args.no_trainer else {TRAINER: trainer})
-    own = {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}
-    return theirs | own | {"drill tied" + LOW: lambda: ours("tied", low=True)}
+    models = {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}
+    models["drill tied, bfloat16 residual"] = lambda: ours("tied", low=True)
+    return {BASE: loop, TRAINER: trainer, **models}
 
 
 def main() -> None:
     options = parser(__doc__, list(RECIPES))
     options.add_argument("--labels", type=int, nargs="+", help="V; default: by device")
-    options.add_argument("--batch-size", type=int, help="windows of a step; default: the recipe's")
-    options.add_argument("--eager", action="store_true", help="without torch.compile")
-    options.add_argument("--no-trainer", action="store_true", help="leave the Trainer out")
     args = options.parse_args()
     few = None if args.device.type == "cuda" else 1  # on a CPU the smallest
     dtypes = args.dtype or (["float32"] if few else ["autocast"])
     report = Report("gpt", args)
     for name in args.size or list(RECIPES)[:few]:
-        chosen = settings(name, "tied", args)
+        chosen = settings(name, "tied", args.quick)
         tokens = chosen.training["batch_size"] * chosen.training["bptt"]
         for labels in args.labels or LABELS[:few]:
             size = Size(tokens, labels, chosen.encoder["embedding_dim"])
@@ -132,7 +126,7 @@ def main() -> None:
             for dtype in dtypes:
                 torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
                 setting = Setting(name, size, dtype, args.device)
-                models = variants(setting, args)
+                models = variants(setting, args.quick)
                 results = measure(models, args, rounds=(5, 100), no_graph=tuple(models))
                 add_rate(results, "tokens_per_second", tokens)
                 report.add(setting, results, compiled=chosen.training["compile"])

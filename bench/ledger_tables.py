@@ -7,6 +7,7 @@ from itertools import groupby
 from statistics import mean, median, stdev
 from typing import Any
 
+import numpy as np
 from columns import markdown
 
 from drill.recipes.reader import Measured, recipe_names
@@ -38,11 +39,7 @@ def validation(run: Row) -> dict[int, float]:
 
 def published(name: str, epoch: int) -> float:
     """A recipe's published curve; a straight line joins the epochs that it has."""
-    curve = CURVES[name]
-    before = max(each for each in curve if each <= epoch)
-    after = min(each for each in curve if each >= epoch)
-    share = (epoch - before) / max(1, after - before)
-    return curve[before] + share * (curve[after] - curve[before])
+    return float(np.interp(epoch, [*CURVES[name]], [*CURVES[name].values()]))
 
 
 # -- translators ----------------------------------------------------------------------------------
@@ -235,13 +232,14 @@ def _bands(row: Row, kind: str) -> list[AccuracyBand]:
 
     Old rows may call a user's own file, which has a ``reference``, ``test`` too.
     """
-    found: list[dict[str, Any]] = []
-    for each in row.evaluations:
-        search = all(each.get(key) == row.extra.get(key) for key in ("beam", "length_penalty"))
-        tested = each.get("split") == "test" and "reference" not in each
-        if search and tested and f"{kind}_bands" in each:
-            found = each[f"{kind}_bands"]
-    return [AccuracyBand(**band) for band in found]
+    key, search = f"{kind}_bands", ("beam", "length_penalty")
+    found = [
+        each[key]
+        for each in row.evaluations
+        if each.get("split") == "test" and "reference" not in each and key in each
+        if all(each.get(name) == row.extra.get(name) for name in search)
+    ]
+    return [AccuracyBand(**band) for bands in found[-1:] for band in bands]
 
 
 def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:
@@ -299,27 +297,23 @@ def recipe_times(
     The last whole run, else an epoch of bench/epoch.py, else the last shorter run. Times on shared
     machines count only where no recipe of the corpus has another: layers are compared by them.
     """
-    found: dict[bool, dict[str, list[tuple[int, Measured]]]] = {True: {}, False: {}}  # by shared
+    found = []  # (recipe, whether its machine did nothing else, rank, time), oldest first
     for row in sorted(runs, key=lambda row: row.recorded):
         if row.recipe in recipe_names() and row.seconds and is_unchanged(row):
             shared = any(words in row.note for words in SHARED)
             note = f"shared: {row.note}" if shared else row.note
             time = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, note)
             rank = 3 if row.epochs == recipe(row.recipe).training["epochs"] else 1
-            found[shared].setdefault(row.recipe, []).append((rank, time))
+            found.append((row.recipe, not shared, rank, time))
     for each in benchmarks:
         if each["benchmark"] == "epoch" and each["name"] in recipe_names():
             seconds = round(median(each["seconds"]), 2)
             time = Measured(seconds, 1, each["device"], each["commit"], "")
-            found[False].setdefault(each["name"], []).append((2, time))
-    corpora = {recipe(name).data["corpus"] for name in found[False]}
-    shared_ones = {
-        name: times
-        for name, times in found[True].items()
-        if recipe(name).data["corpus"] not in corpora
+            found.append((each["name"], True, 2, time))
+    corpora = {recipe(name).data["corpus"] for name, alone, *_ in found if alone}
+    best = {
+        name: asdict(time)
+        for name, alone, _, time in sorted(found, key=lambda each: each[1:3])  # the last counts
+        if alone or recipe(name).data["corpus"] not in corpora
     }
-    # Of equal rank the last counts.
-    return {
-        name: asdict(max(reversed(times), key=lambda each: each[0])[1])
-        for name, times in sorted((shared_ones | found[False]).items())
-    }
+    return dict(sorted(best.items()))

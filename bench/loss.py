@@ -1,7 +1,6 @@
 """How fast, how small, how exact is the loss? drill's implementations, and those of others."""
 
 import argparse
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,9 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Step, fastest, measure
-from setting import IGNORE_INDEX, SIZES, Head, Setting, head, parser, settings, training_step
+from setting import SIZES, Head, Setting, head, parser, settings, training_step
 from torch import Tensor
 
+from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import nll
 
 ALIGN = 64
@@ -43,22 +43,15 @@ def liger(**options: Any) -> Loss:
 
 
 def cut(**options: Any) -> Loss:
-    """Its kernels take half-precision hidden states, so under autocast it gets such ones."""
+    """Its kernels take half-precision hidden states and no bias."""
     from cut_cross_entropy import linear_cross_entropy
 
-    def loss(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+    def loss(hidden: Tensor, weight: Tensor, targets: Tensor, _: None) -> Tensor:
         if torch.is_autocast_enabled(hidden.device.type):
             hidden, weight = (x.to(torch.bfloat16) for x in (hidden, weight))
-        more = options if bias is None else {"bias": bias, **options}
-        return linear_cross_entropy(hidden, weight, targets, ignore_index=IGNORE_INDEX, **more)
+        return linear_cross_entropy(hidden, weight, targets, ignore_index=IGNORE_INDEX, **options)
 
     return loss
-
-
-def cut_takes_bias() -> bool:
-    from cut_cross_entropy import linear_cross_entropy
-
-    return "bias" in inspect.signature(linear_cross_entropy).parameters
 
 
 def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Callable[[], Loss]]:
@@ -97,11 +90,9 @@ def variants(setting: Setting, inputs: Head, args: argparse.Namespace) -> dict[s
         if setting.device.type == "cpu" and name.startswith(("liger", "cut")):
             raise RuntimeError("needs a CUDA device")
         loss = make()
-        if args.no_bias or (name.startswith("cut") and not cut_takes_bias()):
-            given = [hidden, weight]
-            return training_step(lambda: loss(*given, targets, None), given, setting)
-        given = [hidden, weight, bias]
-        return training_step(lambda: loss(hidden, weight, targets, bias), given, setting)
+        used = None if args.no_bias or name.startswith("cut") else bias
+        given = [hidden, weight] if used is None else [hidden, weight, used]
+        return training_step(lambda: loss(hidden, weight, targets, used), given, setting)
 
     return {"GEMM floor": lambda: products(setting, inputs)} | {
         name: partial(prepare, name, make) for name, make in losses(setting, args).items()
@@ -163,13 +154,12 @@ def main() -> None:
     options = parser(__doc__, list(SIZES))
     options.add_argument("--sharp", action="store_true", help="peaked softmax, as when trained")
     options.add_argument("--no-bias", action="store_true", help="heads without a bias")
-    options.add_argument("--ignored", type=float, default=0.0, help="fraction of ignored targets")
     options.add_argument("--memory", type=int, nargs="+", default=[], metavar="MiB")
     args = options.parse_args()
     report = Report("loss", args)
     notes = []
     for setting in settings(args, list(SIZES)):
-        inputs = head(setting, args.sharp, args.ignored)
+        inputs = head(setting, args.sharp)
         truth = Truth(setting, inputs)
         results = measure(
             variants(setting, inputs, args),
@@ -177,7 +167,7 @@ def main() -> None:
             inspect=truth.errors,
             no_graph=("liger", "cut", "F.linear_cross_entropy"),
         )
-        report.add(setting, results, sharp=args.sharp, ignored=args.ignored)
+        report.add(setting, results, sharp=args.sharp)
         notes.append(f"errors: relative, against {truth.dtype} from the same inputs")
         notes += [
             f"{name}: takes no bias; timed and compared without one"

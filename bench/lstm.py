@@ -67,7 +67,9 @@ class Truth:
                 wanted = [torch.randn(n, batch, hidden) for n in (steps, 1, 1)]
                 x = torch.randn(steps, batch, width)
                 self.problems.append([x, *state, *weights, *wanted])
-        self.known = [solve(BASE, problem, torch.float64) for problem in self.problems]
+        self.known = [
+            solve(BASE, problem, torch.float64, nullcontext()) for problem in self.problems
+        ]
 
     def errors(self, impl: Implementation) -> dict[str, float]:
         """The worst |found - truth| / |truth| of all layers: of a result, and of a gradient.
@@ -89,11 +91,11 @@ def solve(
     impl: Implementation,
     problem: list[Tensor],
     dtype: torch.dtype,
-    autocast: AbstractContextManager[object] | None = None,
+    autocast: AbstractContextManager[object],
 ) -> list[Tensor]:
     """Output, h and c of a layer, and the gradients of its input, its states and its weights."""
     x, h, c, *weights = given = [each.detach().to(dtype).requires_grad_() for each in problem[:-3]]
-    with autocast or nullcontext():  # forward alone, as in training
+    with autocast:  # forward alone, as in training
         results = lstm(x, h, c, Weights(*weights), impl)
     wanted = [each.to(result.dtype) for each, result in zip(problem[-3:], results, strict=True)]
     found = torch.autograd.grad(results, given, wanted)

@@ -13,8 +13,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from columns import SCREEN, Row, cells, section, text_table, title
+from columns import Row, cells, section, text_table, title
 from setting import Setting
 from torch import Tensor
 
@@ -179,10 +178,8 @@ def _memory(step: Step, device: torch.device, inspect: Callable[..., dict[str, A
 
 def _cpu_peak(step: Step) -> tuple[int, Sequence[Tensor]]:
     """The highest running sum of what PyTorch's CPU allocator allocated and freed."""
-    with (
-        _silent_stderr(),
-        torch.autograd.profiler.profile(profile_memory=True, use_device=None) as profile,
-    ):
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes two lines at every use
+    with torch.autograd.profiler.profile(profile_memory=True, use_device=None) as profile:
         left = step()
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
     peak = current = 0
@@ -192,26 +189,8 @@ def _cpu_peak(step: Step) -> tuple[int, Sequence[Tensor]]:
     return peak, left
 
 
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """The profiler's library writes two lines to the file descriptor at every use."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
-
-
 def _reason(error: Exception) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if isinstance(error, MemoryError):
-        return f"out of memory: {text}"
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
-        return "out of memory"
-    return text[:160]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -267,6 +246,6 @@ class Report:
         for _, group in groupby(self.rows, section):
             rows = list(group)
             print(f"\n{self.benchmark}: {title(rows[0])}\n")
-            print(text_table(cells(self.benchmark, rows, SCREEN)))
+            print(text_table(cells(self.benchmark, rows)))
         failed = (f"{row['name']}: {row['error']}" for row in self.rows if "error" in row)
         print("\n".join(["", *dict.fromkeys([*failed, *notes])]))

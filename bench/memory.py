@@ -9,6 +9,7 @@ from drill.kernels.loss.nll import nll
 
 LABELS = 262_144
 TOKENS = (1024, 4096, 16_384)
+BUDGET = 256 * 2**20
 
 
 def variants(setting: Setting, budget: int) -> dict[str, Prepare]:
@@ -31,20 +32,16 @@ def variants(setting: Setting, budget: int) -> dict[str, Prepare]:
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="N")
-    options.add_argument("--width", type=int, help="d; default: 2048, on a CPU 64")
-    options.add_argument("--memory", type=int, default=256, metavar="MiB", help="the budget")
-    args = options.parse_args()
+    args = parser(__doc__).parse_args()
     cuda = args.device.type == "cuda"
     report = Report("memory", args)
     for dtype in args.dtype or ["bfloat16" if cuda else "float32"]:
-        for tokens in args.tokens:
-            size = Size(tokens, LABELS, args.width or (2048 if cuda else 64))
+        for tokens in TOKENS:
+            size = Size(tokens, LABELS, 2048 if cuda else 64)
             if args.quick:
                 size = Size(tokens // 64, LABELS // 16, 16)
             setting = Setting("memory", size, dtype, args.device)
-            budget = args.memory * 2**20 // (256 if args.quick else 1)
+            budget = BUDGET // (256 if args.quick else 1)
             logits = size.tokens * size.labels * setting.products.itemsize
             results = measure(variants(setting, budget), args, rounds=(1, 1))
             report.add(setting, results, budget_bytes=budget, logits_bytes=logits)

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.checks import IGNORE_INDEX
-
 
 class Size(NamedTuple):
     tokens: int  # N
@@ -111,13 +109,12 @@ class Head(NamedTuple):
     targets: Tensor  # (N,), Zipf
 
 
-def head(setting: Setting, sharp: bool = False, ignored: float = 0.0) -> Head:
+def head(setting: Setting, sharp: bool = False) -> Head:
     """Random inputs.
 
     Args:
         sharp: turn each hidden state towards its target's row. The target's logit then is
             log(V) + 2 above the others, so its probability is about 0.8, as in a trained model.
-        ignored: fraction of the targets that are ``IGNORE_INDEX``.
     """
     tokens, labels, width = setting.size
     torch.manual_seed(0)
@@ -128,7 +125,6 @@ def head(setting: Setting, sharp: bool = False, ignored: float = 0.0) -> Head:
         targets = torch.multinomial(1 / torch.arange(1.0, labels + 1), tokens, replacement=True)
         if sharp:
             hidden += (math.log(labels) + 2) * weight[targets]
-        targets[torch.rand(tokens) < ignored] = IGNORE_INDEX
     hidden, weight, bias = (
         x.to(setting.parameters).requires_grad_() for x in (hidden, weight, bias)
     )

@@ -31,15 +31,6 @@ RECIPES = {
     "wt2": ("wt2-tied", "wt2-drill-4"),
 }
 NAMES = tuple(RECIPES)
-# The options of the deep residual layer that Plain has, whatever the others are.
-WRITTEN = {
-    "name": "deep-residual",
-    "dropout_at": "input",
-    "residual": True,
-    "residual_between": False,
-    "map_bias": True,
-    "bias": True,
-}
 # Over a tied layer; else as the tied recipe.
 MIXTURE = ("layer.name=mixture", "layer.experts=15", "layer.dropout=0.29")
 
@@ -50,7 +41,6 @@ class Plain(nn.Module):
     def __init__(self, labels: int, encoder: dict[str, Any], layer: dict[str, Any]) -> None:
         super().__init__()
         tied = layer["name"] == "tied"
-        assert tied or {**layer, **WRITTEN} == layer, layer  # what is not written by hand below
         width, hidden, layers = (encoder[key] for key in ("embedding_dim", "hidden_size", "layers"))
         self.dropped = {key.removeprefix("dropout_"): p for key, p in encoder.items()}
         self.embedding = nn.Embedding(labels, width)
@@ -189,21 +179,8 @@ def variants(setting: Setting) -> dict[str, Prepare]:
             optimizer.setup(model.named_parameters())
             bptt = chosen.training["bptt"]
             half = torch.bfloat16 if setting.products == torch.bfloat16 else None
-            options = {**weights, "check": False}
-            state = model.initial_state(batch)
-
-            def launched() -> list[Tensor]:
-                nonlocal state
-                with setting.autocast():
-                    loss = model(inputs, targets, state, **options)
-                state = loss.state
-                loss.total.backward()
-                optimizer.step(bptt, bptt, 0.5)
-                return [loss.nll]
-
-            if not replay:
-                return launched
-            steps = RecordedSteps(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
+            kind, options = RecordedSteps if replay else Steps, {**weights, "check": False}
+            steps = kind(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
             return our_step(steps, ids, bptt)
 
         return prepare
@@ -220,14 +197,6 @@ def variants(setting: Setting) -> dict[str, Prepare]:
     return made
 
 
-def own_plain(name: str) -> str | None:
-    """The plain model of the same size; a mixture has none here."""
-    kind = name.removeprefix("drill ").removesuffix(", replayed")
-    if name.startswith(BASE) or kind.startswith("mixture"):
-        return None
-    return BASE if kind == "tied" else f"{BASE}, {kind}"
-
-
 def main() -> None:
     args = parser(__doc__, NAMES).parse_args()
     report = Report("step", args)
@@ -236,7 +205,9 @@ def main() -> None:
         # A step of an optimiser is no CUDA graph as it is.
         results = measure(variants(setting), args, no_graph=("plain", "drill"))
         for name, row in results.items():
-            row |= {} if (own := own_plain(name)) is None else {"own_plain": own}
+            kind = name.removeprefix("drill ").removesuffix(", replayed")
+            own = BASE if kind == "tied" else f"{BASE}, {kind}"
+            row |= {"own_plain": own} if own in results else {}  # a mixture has none
         report.add(setting, results)
     report.finish(
         "a step of the recipe: loss, gradients, clipping, update; the same dropouts everywhere"

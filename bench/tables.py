@@ -279,8 +279,8 @@ def verdict(line: Aim) -> str:
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
 TRANSLATORS = "docs/figures.md#the-translators"
-COMPARED = ("europarl",)
-"""Corpora whose layers are compared by single runs, not by a study."""
+COMPARED = "europarl"
+"""The corpus whose layers are compared by single runs, not by a study."""
 
 
 def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterator[str]:
@@ -303,7 +303,7 @@ def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterator[str]:
     ours, peers = shown(goals["epoch"].ours, "{0.value:.1f} s"), f"authors' {goals['epoch'].peers}"
     lines.append([what, ours, peers, "`python bench/epoch.py --recipe ptb-drill-4`"])
     lines += [validation_perplexity(runs), final_perplexity(runs)]
-    lines += [study_of_translators("multi30k"), *translations(runs)]
+    lines += [study_of_translators("multi30k"), translations(runs)]
     return markdown(lines, "lrl")
 
 
@@ -367,6 +367,10 @@ def study(name: str) -> States:
     return States(read_plan(ROOT / f"studies/{name}.toml"), ROOT / f"results/{name}.jsonl", None)
 
 
+def study_table(name: str) -> Iterator[str]:
+    return iter(stage_table(study(name), "train").markdown().splitlines())
+
+
 def study_of_translators(name: str) -> list[str]:
     """BLEU of the rows ``drill`` and ``tied`` of a study, and their difference."""
     states = study(name)
@@ -385,26 +389,24 @@ def study_of_translators(name: str) -> list[str]:
 
 
 def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]:
-    return ledger.comparisons([run for run in runs if ledger.corpus_of(run) in COMPARED])
+    return ledger.comparisons([run for run in runs if ledger.corpus_of(run) == COMPARED])
 
 
-def translations(runs: Sequence[report.Row]) -> Iterator[list[str]]:
+def translations(runs: Sequence[report.Row]) -> list[str]:
     """BLEU of the paper's layer and of tied weights, by the latest settings of most seeds."""
-    groups = compared_translators(runs)
-    for corpus in COMPARED:
-        pairs = [
-            (layers["deep-residual 2"], layers[ledger.BASE])
-            for label, layers in reversed(groups.items())
-            if label.partition(" (")[0] == corpus and {"deep-residual 2", ledger.BASE} <= {*layers}
-        ]
-        ours, tied = max(pairs, key=lambda pair: min(map(len, pair)))
-        settings = ", settings there" if any(row.changes for row in ours) else ""
-        yield [
-            f"[BLEU]({TRANSLATORS}) of `{corpus}-drill`, English-German, mean of {len(ours)} seeds",
-            f"{ledger.mean_bleu(ours):.2f}",
-            f"tied weights {ledger.mean_bleu(tied):.2f}",
-            f"`drill train {corpus}-drill --seed 1`{settings}",
-        ]
+    pairs = [
+        (layers["deep-residual 2"], layers[ledger.BASE])
+        for layers in reversed(compared_translators(runs).values())
+        if {"deep-residual 2", ledger.BASE} <= {*layers}
+    ]
+    ours, tied = max(pairs, key=lambda pair: min(map(len, pair)))
+    settings = ", settings there" if any(row.changes for row in ours) else ""
+    return [
+        f"[BLEU]({TRANSLATORS}) of `{COMPARED}-drill`, English-German, mean of {len(ours)} seeds",
+        f"{ledger.mean_bleu(ours):.2f}",
+        f"tied weights {ledger.mean_bleu(tied):.2f}",
+        f"`drill train {COMPARED}-drill --seed 1`{settings}",
+    ]
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -425,14 +427,9 @@ def pages() -> dict[Path, str]:
     """Every file that is made from results/, as it should be."""
     rows, runs = read_rows("h200.jsonl"), report.read(ROOT / "results/runs.jsonl")
     tables = {
-        "README.md": {
-            "headline": headline(rows, runs),
-        },
+        "README.md": {"headline": headline(rows, runs)},
         "docs/figures.md": {
-            "multi30k": iter(stage_table(study("multi30k"), "train").markdown().splitlines()),
-            "multi30k-maps": iter(
-                stage_table(study("multi30k-maps"), "train").markdown().splitlines()
-            ),
+            **{name: study_table(name) for name in ("multi30k", "multi30k-maps")},
             "bleu": ledger.bleu(compared_translators(runs)),
             "layers": layers_and_losses(rows),
             "aims": aims_table(rows),

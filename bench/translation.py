@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Row, Step, measure
-from setting import IGNORE_INDEX, Setting, parser, settings
+from setting import Setting, parser, settings
 from torch import Tensor, nn
 
 from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
@@ -69,32 +69,21 @@ def marian(setting: Setting) -> nn.Module:
 # -- training -------------------------------------------------------------------------------------
 
 
-def pairs(setting: Setting, padded: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, target_in and target_out; padded, lengths lie between three quarters and all."""
+def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
     rows = max(1, setting.size.tokens // LENGTH)
-    ids = torch.randint(3, setting.size.labels, (3, rows, LENGTH), device=setting.device)
-    if padded:
-        lengths = torch.randint(3 * LENGTH // 4, LENGTH + 1, (2, rows, 1), device=setting.device)
-        beyond = torch.arange(LENGTH, device=setting.device) >= lengths  # (2, rows, LENGTH)
-        ids[0][beyond[0]] = PAD
-        ids[1][beyond[1]] = PAD
-        ids[2][beyond[1]] = IGNORE_INDEX
-    return ids[0], ids[1], ids[2]
+    # source, target_in, target_out
+    batch = torch.randint(3, setting.size.labels, (3, rows, LENGTH), device=setting.device)
 
-
-def training(
-    setting: Setting, batch: tuple[Tensor, Tensor, Tensor], compiled: bool
-) -> dict[str, Prepare]:
     def theirs(model: nn.Module, source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
         mask = (source != PAD).long()
         logits = model(
             input_ids=source, attention_mask=mask, decoder_input_ids=target_in, use_cache=False
         ).logits
-        smoothed = {"ignore_index": IGNORE_INDEX, "label_smoothing": SMOOTHING}
-        return F.cross_entropy(logits.flatten(0, 1), target_out.flatten(), **smoothed)
+        targets = target_out.flatten()
+        return F.cross_entropy(logits.flatten(0, 1), targets, label_smoothing=SMOOTHING)
 
     def ours(model: nn.Module, *batch: Tensor) -> Tensor:
-        return model(*batch, label_smoothing=SMOOTHING, ignore_index=IGNORE_INDEX, check=False)
+        return model(*batch, label_smoothing=SMOOTHING, check=False)
 
     def prepare(name: str, suffix: str) -> Step:
         base = name == BASE
@@ -105,7 +94,7 @@ def training(
             with setting.autocast():
                 return (theirs if base else ours)(run, *batch)
 
-        return update(model, loss, batch, graph=suffix == GRAPH)
+        return update(model, loss, batch.unbind(), graph=suffix == GRAPH)
 
     suffixes = [""]
     suffixes += [GRAPH] if setting.device.type == "cuda" else []
@@ -201,7 +190,6 @@ def add_rate(results: dict[str, Row], key: str, amount: int) -> None:
 def main() -> None:
     options = parser(__doc__, NAMES)
     options.add_argument("--sentences", type=int, nargs="+", default=[64], help="searched at once")
-    options.add_argument("--padded", action="store_true", help="train on sentences of all lengths")
     options.add_argument("--compile", action="store_true", help="also with torch.compile: minutes")
     options.add_argument("--task", nargs="+", choices=TASKS, default=TASKS, help="default: both")
     args = options.parse_args()
@@ -209,12 +197,12 @@ def main() -> None:
     every = (BASE, "drill")  # not captured as they are: an optimiser counts its steps on the host
     report = Report("translation", args)
     for setting in settings(args, NAMES, on_cuda=["autocast"]):
-        batch = pairs(setting, args.padded)
         if "training" in args.task:
-            models = training(setting, batch, args.compile)
+            models = training(setting, args.compile)
             results = measure(models, args, rounds=rounds, no_graph=every)
-            add_rate(results, "target_tokens_per_second", int((batch[2] != IGNORE_INDEX).sum()))
-            report.add(setting, results, task="training", length=LENGTH, padded=args.padded)
+            tokens = max(1, setting.size.tokens // LENGTH) * LENGTH
+            add_rate(results, "target_tokens_per_second", tokens)
+            report.add(setting, results, task="training", length=LENGTH)
         if "search" not in args.task:
             continue
         for sentences in [4] if args.quick else args.sentences:

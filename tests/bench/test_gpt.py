@@ -1,7 +1,5 @@
 """The model of transformers that is timed is the recipe's."""
 
-from argparse import Namespace
-
 import pytest
 import torch
 from setting import Setting, Size
@@ -13,8 +11,7 @@ import gpt
 
 
 def test_both_sides_are_one_model():
-    args = Namespace(quick=True)
-    chosen = gpt.settings("medium", "tied", args)
+    chosen = gpt.settings("medium", "tied", quick=True)
     setting = Setting("medium", Size(32, 50, 32), "float32", torch.device("cpu"))
     ours = build.language_model(chosen, gpt.vocabulary(50)).train()
     stock = gpt.stock(chosen, setting)
