@@ -7,13 +7,11 @@ from itertools import groupby
 from statistics import mean, median, stdev
 from typing import Any
 
-import numpy as np
 from columns import markdown
 
 from drill.recipes.reader import Measured, recipe_names
 from drill.report import Row
 from drill.report.analysis.word_accuracy import AccuracyBand
-from drill.report.results.paper import CURVES
 from drill.report.results.runs import digest, same_but_seed
 from drill.training.settings import recipe
 
@@ -35,11 +33,6 @@ def of_recipe(rows: Sequence[Row], name: str) -> list[Row]:
 def validation(run: Row) -> dict[int, float]:
     """Epoch -> perplexity divided by all tokens, as in the published curves."""
     return {int(epoch): valid for epoch, _, valid in run.curve if epoch and valid is not None}
-
-
-def published(name: str, epoch: int) -> float:
-    """A recipe's published curve; a straight line joins the epochs that it has."""
-    return float(np.interp(epoch, [*CURVES[name]], [*CURVES[name].values()]))
 
 
 # -- translators ----------------------------------------------------------------------------------
@@ -164,9 +157,8 @@ def _origins(groups: Mapping[str, Layers]) -> Iterator[str]:
         about = ABOUT.get(corpus_of(rows[0]))
         commits: dict[str, set[str]] = {}
         for row in rows:
-            commits.setdefault(f"{row.device}, torch {row.torch}", set()).add(
-                row.commit or "unknown"
-            )
+            machine = f"{row.device}, torch {row.torch}"
+            commits.setdefault(machine, set()).add(row.commit or "unknown")
         made = (
             f"{machine}, commit {' and '.join(sorted(each))}"
             for machine, each in sorted(commits.items())

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 import time
@@ -198,22 +199,15 @@ def _reason(error: Exception) -> str:
 
 def machine(device: torch.device) -> Row:
     """What a row needs so that somebody can measure it again."""
-    threads = torch.get_num_threads() if device.type == "cpu" else None
+    threads = f" ({torch.get_num_threads()} threads)" if device.type == "cpu" else ""
     return {
-        "device": device_name(device) + (f" ({threads} threads)" if threads else ""),
+        "device": device_name(device) + threads,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": commit(),
-        "arguments": _arguments(sys.argv[1:]),
+        "arguments": re.sub(r"--json \S+ ?", "", shlex.join(sys.argv[1:])).strip(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "threads": threads,
     }
-
-
-def _arguments(given: Sequence[str]) -> str:
-    """The command line without the file the rows go to."""
-    at = given.index("--json") if "--json" in given else len(given)
-    return shlex.join([*given[:at], *given[at + 2 :]])
 
 
 def append(path: Path | None, row: Row) -> None:
@@ -238,7 +232,6 @@ class Report:
             row = {"benchmark": self.benchmark, "name": name, **about, **self.machine}
             self.rows.append(row | facts | result)
             append(self.path, self.rows[-1])
-        print(f"{self.benchmark}: {title(self.rows[-1])} done", file=sys.stderr, flush=True)
 
     def finish(self, *notes: str) -> None:
         """Print the tables, the errors and ``notes``."""

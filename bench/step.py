@@ -30,7 +30,6 @@ RECIPES = {
     "ptb": ("ptb-tied", "ptb-drill-4"),
     "wt2": ("wt2-tied", "wt2-drill-4"),
 }
-NAMES = tuple(RECIPES)
 # Over a tied layer; else as the tied recipe.
 MIXTURE = ("layer.name=mixture", "layer.experts=15", "layer.dropout=0.29")
 
@@ -198,10 +197,10 @@ def variants(setting: Setting) -> dict[str, Prepare]:
 
 
 def main() -> None:
-    args = parser(__doc__, NAMES).parse_args()
+    args = parser(__doc__, tuple(RECIPES)).parse_args()
     report = Report("step", args)
     # Parameters are float32 in training.
-    for setting in settings(args, NAMES, on_cuda=("tf32", "autocast")):
+    for setting in settings(args, tuple(RECIPES), on_cuda=("tf32", "autocast")):
         # A step of an optimiser is no CUDA graph as it is.
         results = measure(variants(setting), args, no_graph=("plain", "drill"))
         for name, row in results.items():

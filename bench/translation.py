@@ -70,7 +70,7 @@ def marian(setting: Setting) -> nn.Module:
 
 
 def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
-    rows = max(1, setting.size.tokens // LENGTH)
+    rows = setting.size.tokens // LENGTH
     # source, target_in, target_out
     batch = torch.randint(3, setting.size.labels, (3, rows, LENGTH), device=setting.device)
 
@@ -113,16 +113,13 @@ def update(
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
     captured = CapturedGradients(model, loss)
 
-    def launched() -> Tensor:
-        value = loss(*batch)
-        value.backward()
-        return value.detach()
-
     def step() -> list[Tensor]:
-        value = captured(*batch) if graph else launched()
+        value = captured(*batch) if graph else loss(*batch)
+        if not graph:
+            value.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return [value]
+        return [value.detach()]
 
     return step
 
@@ -200,8 +197,7 @@ def main() -> None:
         if "training" in args.task:
             models = training(setting, args.compile)
             results = measure(models, args, rounds=rounds, no_graph=every)
-            tokens = max(1, setting.size.tokens // LENGTH) * LENGTH
-            add_rate(results, "target_tokens_per_second", tokens)
+            add_rate(results, "target_tokens_per_second", setting.size.tokens // LENGTH * LENGTH)
             report.add(setting, results, task="training", length=LENGTH)
         if "search" not in args.task:
             continue

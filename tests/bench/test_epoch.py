@@ -37,8 +37,7 @@ def test_a_row_is_of_the_device_that_was_asked_for(timed, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # another than the one in use
     (row,), printed = timed("--epochs", "3", "--precision", "float32")
     assert (row["benchmark"], row["name"]) == ("epoch", "demo-drill")
-    assert "threads" in row["device"]
-    assert row["threads"] == torch.get_num_threads()
+    assert f"({torch.get_num_threads()} threads)" in row["device"]
     assert len(row["seconds"]) == 2
     assert f"{row['seconds_median']:.2f}" in printed
     assert "dynamic_seconds" not in row
@@ -64,10 +63,3 @@ def test_one_epoch_is_enough_for_dynamic_evaluation(timed, monkeypatch, precisio
     assert "seconds_median" not in row
     for key, digits in (("first_seconds", 2), ("dynamic_seconds", 1)):
         assert f"{row[key]:.{digits}f}" in printed
-
-
-@pytest.mark.parametrize("arguments", [("--epochs", "1"), ("--epochs", "0", "--dynamic")])
-def test_too_few_epochs_are_an_error(timed, capsys, arguments):
-    with pytest.raises(SystemExit):
-        timed(*arguments)
-    assert "--epochs" in capsys.readouterr().err
