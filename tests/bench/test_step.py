@@ -65,7 +65,7 @@ def test_a_plain_model_is_ours_where_nothing_is_dropped(name):
 
 
 @pytest.mark.parametrize("name", ["demo-drill", "ptb-drill-4"])
-def test_a_plain_model_takes_the_step_of_the_rule(name):
+def test_a_plain_model_takes_the_step_of_the_optimizer(name):
     """Of AdamW by the same kernel on the same groups, so neither is slower by its options."""
     chosen = recipe(name).changed(encoder={"embedding_dim": 16, "hidden_size": 24})
     table = chosen.optimizer

@@ -1,9 +1,7 @@
 """Tables are made from rows: of benchmarks, and of the ledger."""
 
-import math
 from dataclasses import replace
 
-import columns
 import ledger_tables
 import pytest
 import tables
@@ -20,20 +18,6 @@ def test_every_page_is_what_the_rows_say():
     assert len(found) == 5
     stale = [path.name for path, text in found.items() if path.read_text() != text]
     assert stale == [], "run `python bench/tables.py`"
-
-
-def test_columns_compare_with_the_rows_they_name():
-    rows = [
-        {"name": "plain nn.LSTM + F.cross_entropy", "ms_median": 100.0},
-        {"name": "plain deep", "ms_median": 120.0},
-        {"name": "drill deep", "ms_median": 90.0, "own_plain": "plain deep"},
-    ]
-    assert columns.cells("step", rows)[0] == ["", "ms", "x plain tied", "x its own plain"]
-    assert columns.cells("step", rows)[3] == ["drill deep", "90.000", "0.90", "0.75"]
-    rows = [{"name": "MarianMT", "ms_median": 30.0}, {"name": "drill tied", "ms_median": 20.0}]
-    assert columns.cells("translation", rows)[2] == ["drill tied", "20.000", "1.50"]
-    aligned = columns.text_table([["", "ms", "x"], ["long name", "1", "2"], ["b", "failed"]])
-    assert aligned == "           ms  x\nlong name   1  2"
 
 
 # -- aims -----------------------------------------------------------------------------------------
@@ -88,23 +72,6 @@ def test_steps_are_divided_within_a_run():
     text = "1.050 replayed (2.10 over 2.00 ms), 1.05 launched"
     assert reached([*new, *old], "ratio") == (text, "met")
     assert reached([*old, *new, *steps("3", deep=9.0)], "ratio")[0] == "not measured"
-
-
-def test_a_speed_is_over_that_of_the_same_run_and_aims_upwards():
-    about = {"benchmark": "translation", "task": "training", "size": "nmt", "dtype": "autocast"}
-
-    def rows(time: str, ours: float, theirs: float) -> list[dict[str, object]]:
-        ms = {"drill tied, CUDA graph": ours, "MarianMT, CUDA graph": theirs}
-        ms |= {"drill tied": 40.0, "MarianMT": 30.0}
-        each = {**about, "commit": "abc", "time": time}
-        return [{**each, "name": name, "ms_median": value} for name, value in ms.items()]
-
-    text = "1.60 times with both in CUDA graphs, 0.75 times with both launched"
-    assert reached(rows("1", 10.0, 16.0), "training") == (text, "met")
-    slower = [*rows("1", 10.0, 16.0), *rows("2", 10.0, 12.0)]
-    assert reached(slower, "training")[1] == "missed by 20.0%"
-    alone = {**about, "name": "drill tied", "ms_median": 1.0, "time": "3", "commit": "abc"}
-    assert reached([*slower, alone], "training")[0] == "not measured"
 
 
 # -- runs -----------------------------------------------------------------------------------------
@@ -193,48 +160,6 @@ def test_runs_of_other_settings_are_not_compared(lr):
             ["multi30k", "tied"],
             ["multi30k", "dual"],
         ]
-
-
-def evaluation(matched: int, *, wanted: int = 10, **more: object) -> dict[str, object]:
-    counts = [(0, 1, 0, 0, 0), (1, 10, wanted, 10, matched), (10, None, 50, 50, 25)]
-    keys = ("low", "high", "wanted", "written", "matched")
-    bands = [{**dict(zip(keys, each, strict=True)), "types": 3} for each in counts]
-    about = {"kind": "translation", "split": "test", "beam": 4, "length_penalty": 0.6}
-    return {**about, "subword_bands": bands, **more}
-
-
-def test_labels_by_frequency_are_means_over_seeds():
-    matches = {"tied": (4, 6), "dual": (7, 7)}
-    others = [evaluation(1, beam=8), evaluation(9, wanted=12, reference="ours.de")]
-    layers = {
-        layer: [made(layer, 1, 40.0, evaluations=[evaluation(n), *others]) for n in each]
-        for layer, each in matches.items()
-    }
-    assert [*ledger_tables.frequency_bands("multi30k", layers, "subword")][-4:] == [
-        "| training count | types | wanted | tied | dual | dual, points |",
-        "|---|---:|---:|---:|---:|---:|",
-        "| 1 to 9 | 3 | 10 | 50.0 ± 14.1 | 70.0 ± 0.0 | +20.0 |",
-        "| 10 and more | 3 | 50 | 50.0 ± 0.0 | 50.0 ± 0.0 | +0.0 |",
-    ]
-    assert [*ledger_tables.frequency_bands("multi30k", layers, "word")] == []
-    layers["dual"] = [made("dual", 1, 40.0, evaluations=[evaluation(4, wanted=12)])]
-    with pytest.raises(SystemExit, match="multi30k"):
-        [*ledger_tables.frequency_bands("multi30k", layers, "subword")]
-
-
-def test_loss_gaps_are_of_the_same_seed_at_updates_that_all_have():
-    def of(layer: str, seed: int, losses: dict[int, float]) -> report.Row:
-        found = [[step, math.exp(loss), math.exp(2 * loss)] for step, loss in losses.items()]
-        return made(layer, seed, 40.0, validations=found)
-
-    tied = [of("tied", 1, {10: 4.0, 20: 3.0, 25: 2.5}), of("tied", 2, {10: 5.0, 20: 4.0})]
-    dual = [of("dual", 1, {10: 4.5, 20: 3.25}), of("dual", 2, {10: 5.25, 15: 4.5, 20: 3.875})]
-    dual.append(of("dual", 3, {10: 9.0, 20: 9.0}))
-    assert [*ledger_tables.loss_gaps("multi30k", {"tied": tied, "dual": dual})][-2:] == [
-        "| 10 | +0.375 (+0.500, +0.250) | +0.750 (+1.000, +0.500) |",
-        "| 20 | +0.062 (+0.250, -0.125) | +0.125 (+0.500, -0.250) |",
-    ]
-    assert [*ledger_tables.loss_gaps("multi30k", {"tied": tied})] == []
 
 
 def test_a_whole_run_counts_before_an_epoch_and_that_before_a_part():

@@ -21,15 +21,6 @@ def test_the_version():
     assert drill("--version").output == f"drill {__version__}\n"
 
 
-def test_the_table_has_a_line_per_layer_and_fits_80_columns():
-    lines = drill("layers").output.splitlines()
-    assert max(map(len, lines)) <= 80
-    names = [line.split()[0] for line in lines if line]
-    assert [name for name in names if name in LAYERS] == list(LAYERS)
-    (deep,) = [line.split() for line in lines if line.startswith("deep-residual")]
-    assert deep == ["deep-residual", "E^(depth)", "h", "651,600", "72.0", "2.14", "11.2", "yes"]
-
-
 def test_json_holds_the_sizes_and_exact_counts():
     arguments = ["--vocabulary", "507", "--width", "24", "--hidden", "40", "--joint", "12"]
     answer = json.loads(drill("layers", *arguments, "--tokens", "33", "--json").output)

@@ -21,7 +21,6 @@ from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_run
-from drill.training.run.checkpoint import fingerprint_in, load, save, under
 from tests.tiny_place import typed
 from tests.tiny_runs import disk_full
 
@@ -282,31 +281,6 @@ def test_evaluations_belong_to_the_weights_they_are_of(drill, place):
     assert [len(each["evaluations"]) for each in ledger] == [1, 0]
     drill(*words)
     assert reported()[0]
-
-
-def test_an_evaluation_of_the_last_weights_is_not_the_runs(drill, place):
-    folder = place / "runs/moved"
-    shutil.copytree(place / "runs/tiny", folder)
-    (folder / "evaluations.jsonl").unlink(missing_ok=True)
-    tensors, numbers = load(folder / "last/checkpoint.safetensors")
-    tensors["model/layer.bias"] += 1.0
-    save(folder / "last/checkpoint.safetensors", tensors, numbers)
-    drill("cache", "runs/moved", "--split", "test", *CPU, "--weights", "last")
-    (row,) = saved(place, "moved")
-    assert (row["weights"], row["weights_step"]) == ("last", numbers["step"])
-    out = drill("report", "runs/moved", "--markdown")[1]
-    assert "Dynamic evaluation and cache" not in out
-    assert f"last weights of step {numbers['step']}" in out
-
-
-def test_equal_weights_have_equal_fingerprints(drill, place):
-    folder = place / "runs/equal"
-    shutil.copytree(place / "runs/tiny", folder)
-    tensors, _ = load(folder / "last/checkpoint.safetensors")
-    save(folder / "best.safetensors", under("model/", tensors), {"epoch": 2})
-    best, last = (load_run(folder, which, "cpu").origin for which in ("best", "last"))
-    assert best.fingerprint == last.fingerprint == fingerprint_in(folder / "best.safetensors")
-    assert (best.when, list(last.when)) == ({"epoch": 2}, ["step"])
 
 
 @pytest.mark.parametrize(

@@ -148,21 +148,6 @@ def test_an_exported_copy_has_the_norm_and_the_search_of_the_run(succeeds, tmp_p
     assert (config["num_beams"], config["length_penalty"]) == (3, 1.25)
 
 
-def test_data_counts_parallel_corpora(drill, succeeds, here, monkeypatch):
-    (here / "data" / "multi30k").mkdir(parents=True, exist_ok=True)
-    parts = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-    for split, name in parts.items():
-        for language in ("en", "de"):
-            target = here / "data" / "multi30k" / f"{name}.{language}"
-            shutil.copy(here / "pairs" / f"{split}.{language}", target)
-    monkeypatch.setenv("DRILL_DATA", str(here / "data"))
-    out = succeeds("data", "multi30k")
-    expected = "multi30k: pairs train 60  valid 8  test 6; training words source 60  target 60"
-    assert out.split() == expected.split()
-    assert "multi30k" in drill("data")[1]
-    assert "--min-count" in drill("data", "multi30k", "--min-count", "2")[2]
-
-
 @pytest.mark.parametrize(
     ("words", "key"),
     [

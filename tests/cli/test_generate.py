@@ -1,6 +1,5 @@
 """`drill generate` and `drill score`."""
 
-import gzip
 import json
 import shutil
 
@@ -54,15 +53,6 @@ def test_score_reads_standard_input_and_files(drill, fails, place):
     for raw in (b"lamp\n\xff\xfe\n", b"lamp\nis\0lit\n"):
         (place / "bad.txt").write_bytes(raw)
         fails("score", "runs/tiny", "bad.txt", key="bad.txt: line 2 ")
-
-
-def test_score_reads_a_dash_packed_files_and_a_byte_order_mark(drill, place):
-    raw = b"\xef\xbb\xbflamp is\r\nlit\n"
-    plain = drill("score", "runs/tiny", stdin="lamp is\nlit\n")
-    assert plain[2] == ""
-    assert drill("score", "runs/tiny", "-", stdin=raw) == plain
-    (place / "lines.gz").write_bytes(gzip.compress(raw, mtime=0))
-    assert drill("score", "runs/tiny", "lines.gz") == plain
 
 
 def test_words_are_printed_below_their_line_in_its_columns(drill):

@@ -4,14 +4,12 @@ import math
 
 import pytest
 
-from drill.recipes.reader import layer_name
 from drill.report import read, record
 from drill.report.results.runs import RunError, read_run, read_runs
 from drill.training.run.folder import RunFolder
 from tests.report.folders import (
     epoch_row,
     of_weights,
-    perplexities,
     test_row,
     write_evaluations,
     write_metrics,
@@ -22,27 +20,6 @@ from tests.report.folders import (
 @pytest.fixture
 def folder(tmp_path):
     return write_run(tmp_path / "run")
-
-
-def test_a_complete_run_is_summarised(tmp_path):
-    valid = perplexities(330.0, 60.0, 30)
-    folder = write_run(
-        tmp_path / "drill", recipe="ptb-drill-4", layer="deep-residual", options="depth = 4\n"
-    )
-    run = read_run(folder)
-    assert (run.name, run.recipe, run.layer) == ("drill", "ptb-drill-4", "deep-residual 4")
-    assert (run.parameters, run.seed, run.epochs) == (24_221_600, 28, 30)
-    assert (run.valid, run.test, run.best_epoch) == (min(valid), 58.0, 30)
-    assert run.valid_published == pytest.approx(min(valid) - 0.03)
-    assert run.test_published == pytest.approx(57.999)
-    assert (run.seconds, run.tokens_per_second) == (30 * 12.5 + 2.0, 74_015.5)
-    assert (run.device, run.commit) == ("NVIDIA H200", "abc1234")
-    assert [(each.epoch, each.valid) for each in run.curve] == [*enumerate(valid, start=1)]
-    assert [point.averaged for point in run.curve] == [False] * 15 + [True] * 15
-    assert run.curve[3].elapsed == 50.0
-    assert run.settings["layer"] == {"name": "deep-residual", "depth": 4}
-    assert run.environment["torch"] == "2.11.0"
-    assert run.faults == ()
 
 
 def test_a_run_that_is_still_going_has_no_test(tmp_path):
@@ -113,16 +90,6 @@ def test_every_validation_is_known_by_its_step(tmp_path, folder):
         [1500, None, train, 25.0],
     ]
     assert read(tmp_path / "runs.jsonl") == [row]
-
-
-def test_points_of_an_epoch_that_has_not_ended_are_at_its_fraction(folder):
-    rows = [
-        {"kind": "step", "epoch": 1, "step": 5, "position": 50, "epoch_size": 400},
-        {**inside(1, 99.0), "step": 10, "position": 100, "epoch_size": 400},
-    ]
-    write_metrics(folder, rows)
-    run = read_run(folder)
-    assert [each.done for each in (*run.training, *run.validations)] == [0.125, 0.25]
 
 
 def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(folder):
@@ -204,13 +171,6 @@ def test_runs_that_differ_by_seed_and_start_alone_have_equal_settings(tmp_path):
     assert first != digest("c", None, options="dropout = 0.5\n")
     tuned = digest("d", "runs/x", seed=1)
     assert first != tuned == digest("e", "runs/y", seed=2)
-
-
-def test_layer_name_has_the_sizes():
-    inner = {"name": "deep-residual", "depth": 2}
-    table = {"name": "mixture", "experts": 15, "inner": inner}
-    assert layer_name(table) == "mixture 15 x deep-residual 2"
-    assert layer_name({"name": 7}) is layer_name("tied") is None
 
 
 def test_the_last_evaluation_of_each_kind_split_and_setting_counts(folder):
