@@ -12,10 +12,8 @@ from drill.cli.display import CPU_MEMORY, as_drill_error, one_line
 from drill.errors import DataError, DrillError, OutOfMemory, SettingsError
 from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError
-from drill.training.run.folder import RunFolder
 from drill.training.run.weights import by_any_kernels
 from drill.training.settings import does_not_run, recipe
-from drill.translation.run import load_translation
 from tests.tiny_translation_place import set_by_command
 
 CPU = ("--device", "cpu")
@@ -108,6 +106,7 @@ def test_messages_are_one_line_of_bounded_length():
         ),
         *(([*words, "nowhere"], "nowhere") for words in (["finetune"], ["settings"], ["report"])),
         (["data", "gone"], "gone: "),
+        (["data", "multi30k", "--min-count", "2"], "--min-count: "),
         (["export", "runs/tiny", "out"], "runs/tiny: "),
         (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
         (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
@@ -142,26 +141,6 @@ def test_a_closed_pipe_ends_without_a_message(drill, words):
     assert err == notes
 
 
-def test_what_is_read_before_a_pipe_is_closed_was_written(drill, monkeypatch):
-    """As of `drill recipes | head -n 1`."""
-    reader, writer = os.pipe()
-    read = []
-
-    def app() -> None:
-        print("the first", flush=True)
-        read.append(os.read(reader, 100))
-        os.close(reader)
-        print("the second")
-
-    monkeypatch.setattr("drill.cli.app.app", app)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdout", os.fdopen(writer, "w"))
-        code, _, err = drill()
-        sys.stdout.close()
-    assert read == [b"the first\n"]
-    assert (code, err) == (141, "")
-
-
 def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
     given = ["encoder.impl=graph", "layer.inner.impl=triton"]
     mixture = recipe("ptb-mos-drill", given)
@@ -186,19 +165,6 @@ def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
 def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key):
     assert str(does_not_run(recipe(name), ValueError(error))).endswith(f"--set {key}=auto")
     recipe(name, [f"{key}=auto"])
-
-
-def test_a_translator_is_loaded_for_any_kernels(tmp_path, monkeypatch):
-    run, asked = RunFolder(tmp_path), []
-    run.write_text(run.recipe, recipe("mt-demo", ["encoder.impl=triton"]).to_toml())
-    monkeypatch.setattr("drill.translation.run.Subwords.load", lambda path: range(9))
-    monkeypatch.setattr(
-        "drill.translation.run.translator", lambda settings, *given: asked.append(settings)
-    )
-    monkeypatch.setattr("drill.translation.run.read_weights", lambda *given: ({}, None))
-    monkeypatch.setattr("drill.translation.run.fill", lambda *given: None)
-    load_translation(tmp_path, device="cpu")
-    assert [settings.encoder["impl"] for settings in asked] == ["auto"]
 
 
 @pytest.mark.parametrize(

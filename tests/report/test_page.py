@@ -11,11 +11,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from drill.files import WriteError
 from drill.language_modeling.evaluation.frequency_bands import Band, compare_bands, frequency_bands
 from drill.report import (
-    LedgerError,
-    RunError,
     TextBands,
     markdown,
     record,
@@ -295,17 +292,6 @@ def test_hostile_words_stay_words(tmp_path, ledger, text):
 
 
 # -- files ----------------------------------------------------------------------------------------
-
-
-def test_faults_are_named(tmp_path, runs):
-    out = tmp_path / "page.html"
-    with pytest.raises(RunError, match="none"):
-        write_report([tmp_path / "none"], out)
-    with pytest.raises(LedgerError, match=r"none\.jsonl"):
-        write_report(runs, out, ledgers=[tmp_path / "none.jsonl"])
-    assert not out.exists()
-    with pytest.raises(WriteError):
-        write_report(runs, runs[0])
 
 
 def test_markdown_has_the_tables(ledger, runs):

@@ -174,11 +174,7 @@ def test_curves_are_shown_while_a_model_is_busy(models, place):
         assert len(client.get("/api/curves").json()["runs"]) == 2
 
 
-def test_every_view_answers(client, translator_client):
-    for path, body in (("next", {}), ("score", {"text": "sea"}), ("word", {"word": "sea"})):
-        answer = client.post(f"/api/{path}", json={"runs": [0, 1], **body})
-        assert answer.status_code == 200
-    assert len(client.get("/api/curves").json()["runs"]) == 2
+def test_a_translator_is_asked_for_translations_only(translator_client):
     answer = translator_client.post("/api/translate", json={"text": "a b", "runs": [0, 1]})
     assert [len(run) for run in answer.json()["runs"]] == [1, 1]
     assert translator_client.post("/api/next", json={"text": ""}).status_code == 400
