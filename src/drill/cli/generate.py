@@ -16,7 +16,6 @@ from drill.cli.options import (
     as_settings_error,
     blocks_of_lines,
     is_standard_input,
-    load_language_model,
     name_of,
 )
 from drill.errors import DataError, SettingsError
@@ -61,9 +60,10 @@ def generate(
     """Generate text with a language model, printed token by token."""
     from drill.language_modeling.generation import BETWEEN_SAMPLES
     from drill.language_modeling.generation import generate as generated
+    from drill.language_modeling.run import load_run
     from drill.language_modeling.scoring import read_as_unknown
 
-    loaded = load_language_model(run, weights, device)
+    loaded = load_run(run, weights, device)
     with as_settings_error():
         pieces = generated(
             loaded.model,
@@ -107,9 +107,11 @@ def score(
     be high: do not compare lines with different numbers of them. Unknown words are listed on
     standard error, and per line with --json.
     """
+    from drill.language_modeling.run import load_run
+
     if header and as_json:
         raise SettingsError("JSON lines have no columns; leave it out", key="--header")
-    loaded = load_language_model(run, weights, device)
+    loaded = load_run(run, weights, device)
     print_scores(loaded, file, as_json=as_json, words=words, header=header)
 
 

@@ -5,16 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from drill.errors import DataError, DrillError, SettingsError
 from drill.files import BYTE_ORDER_MARK, UNPACKING_FAULTS
-
-if TYPE_CHECKING:
-    from drill.language_modeling.run import LanguageModelRun
-    from drill.translation.run import TranslationRun
 
 ZERO_PROBABILITY = "the weights give a word zero probability; evaluate others, or train again"
 
@@ -62,18 +58,6 @@ LengthPenalty = Annotated[
 BatchTokens = Annotated[
     int, typer.Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
 ]
-
-
-def load_language_model(folder: Path, weights: Weights, device: str) -> "LanguageModelRun":
-    from drill.language_modeling.run import load_run
-
-    return load_run(folder, weights, device)
-
-
-def load_translator(folder: Path, weights: Weights, device: str) -> "TranslationRun":
-    from drill.translation.run import load_translation
-
-    return load_translation(folder, weights, device)
 
 
 @contextmanager

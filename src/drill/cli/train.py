@@ -199,11 +199,8 @@ def _log_to(display: TrainingDisplay) -> Iterator[None]:
     """Show the log of training (on a GPU: which LSTM kernels, CUDA graphs)."""
     from drill.training.loop import TRAINING_LOG
 
-    class Shown(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            display.say(record.getMessage())
-
-    log, handler = logging.getLogger(TRAINING_LOG), Shown(logging.INFO)
+    log, handler = logging.getLogger(TRAINING_LOG), logging.Handler(logging.INFO)
+    handler.emit = lambda record: display.say(record.getMessage())  # type: ignore[method-assign]
     before = log.level
     log.setLevel(logging.INFO)
     log.addHandler(handler)

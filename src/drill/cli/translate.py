@@ -10,7 +10,7 @@ import typer
 
 from drill.cli import options
 from drill.cli.display import note
-from drill.cli.options import as_settings_error, blocks_of_lines, load_translator, name_of
+from drill.cli.options import as_settings_error, blocks_of_lines, name_of
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def translate(
     score and the text, separated by tabs. Lines from a pipe are translated as they come.
     """
     from drill.training.device import out_of_memory_hint
+    from drill.translation.run import load_translation
     from drill.translation.translate import translate_blocks
 
     if greedy and (sample or n_best > 1 or beam is not None or length_penalty is not None):
@@ -89,7 +90,7 @@ def translate(
         )
     if greedy:
         beam, length_penalty = 1, 0.0
-    loaded = load_translator(run, weights, device)
+    loaded = load_translation(run, weights, device)
     memory = out_of_memory_hint(f"the search with {run}", "take a smaller --batch-tokens or --beam")
     searching = loaded.search(
         max(n_best, beam or loaded.settings.training["beam"]),
@@ -144,10 +145,11 @@ def export(
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
     from drill.translation.export_marian import export_marian
+    from drill.translation.run import load_translation
 
     if task_of(run) != TRANSLATION:
         raise SettingsError("is a language model; only translators can be exported", key=str(run))
-    loaded = load_translator(run, weights, "cpu")
+    loaded = load_translation(run, weights, "cpu")
     with as_settings_error():
         searched = {key: loaded.settings.training[key] for key in ("beam", "length_penalty")}
         written = export_marian(

@@ -11,7 +11,7 @@ import typer
 
 from drill.cli import options
 from drill.cli.display import Counter
-from drill.cli.options import Split, blocks_of_lines, load_language_model, name_of
+from drill.cli.options import Split, blocks_of_lines, name_of
 from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def words(
         return
     if split is not None:
         raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
-    added = load_language_model(run, weights, device).add_words(new)
+    from drill.language_modeling.run import load_run
+
+    added = load_run(run, weights, device).add_words(new)
     if score is None:
         for word, nearest in _nearest(added, new) if as_json or not quiet else ():
             if as_json:

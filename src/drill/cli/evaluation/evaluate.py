@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from drill.cli import options
-from drill.cli.options import Split, as_settings_error, given, load_translator
+from drill.cli.options import Split, as_settings_error, given
 from drill.errors import SettingsError
 
 LANGUAGE_MODEL_OPTIONS = {"text", "batch_size", "losses"}
@@ -81,6 +81,7 @@ def evaluate(
     if translator:
         from drill.cli.evaluation.translation import evaluate_translation
         from drill.translation.build import check_ready
+        from drill.translation.run import load_translation
 
         if (source is None) != (reference is None):
             raise SettingsError("are given together", key="--source and --reference")
@@ -88,7 +89,7 @@ def evaluate(
         check_ready(run, "evaluating", text=words or source is None)
         with as_settings_error():
             evaluate_translation(
-                load_translator(run, weights, device),
+                load_translation(run, weights, device),
                 split or ("valid", "test"),
                 (source, reference) if source and reference else None,
                 beam=beam,

@@ -16,20 +16,14 @@ from numpy.typing import NDArray
 
 from drill.cli.display import Counter, note
 from drill.cli.generate import note_if_unk_is_untrained
-from drill.cli.options import (
-    ZERO_PROBABILITY,
-    Precision,
-    Weights,
-    as_settings_error,
-    load_language_model,
-)
+from drill.cli.options import ZERO_PROBABILITY, Precision, Weights, as_settings_error
 from drill.data import EOS, UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
 from drill.files import digest, write_output
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, reading_order
-from drill.language_modeling.run import LanguageModelRun
+from drill.language_modeling.run import LanguageModelRun, load_run
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import TextBands, bands_table
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
@@ -107,7 +101,7 @@ def evaluation(
     dynamic: bool = False,
 ) -> Iterator[Evaluation]:
     """Load a run and its texts; products have its precision, but not bfloat16 if ``dynamic``."""
-    run = load_language_model(folder, weights, device)
+    run = load_run(folder, weights, device)
     place = torch.device(next(run.model.parameters()).device)
     chosen = precision or run.settings.training["precision"]
     if dynamic:

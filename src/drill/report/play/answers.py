@@ -387,7 +387,7 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
                 "name": names[path],
                 "look": css_classes(n, n // COLOURS),
                 "layer": run.layer,
-                "finished": run.test is not None or run.bleu is not None,
+                "finished": run.test is not None,
                 "points": points,
                 "train": [(p.step, number(p.train)) for p in run.training],
                 "best": min((y for _, y in points if y is not None), default=None),

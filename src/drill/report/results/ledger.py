@@ -189,7 +189,7 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
             {**each, "run": run.name} if "run" in each else dict(each) for each in run.evaluations
         ],
         "settings": json.loads(json.dumps(settings, default=str), parse_constant=str),
-        "extra": json.loads(json.dumps({**run.scores, **extra}, allow_nan=False)),
+        "extra": json.loads(json.dumps({**run.extra, **extra}, allow_nan=False)),
         "curve": [
             [rounded_epochs(e.done), as_finite(e.valid), as_finite(e.valid_published)]
             for e in run.curve

@@ -83,8 +83,7 @@ class RunSummary(RunFigures):
     """A run folder as tables and plots need it."""
 
     folder: Path
-    bleu: float | None  # of a translator, on the test text
-    scores: Mapping[str, Any]  # all figures of that test, and how they were made
+    extra: Mapping[str, Any]  # further figures of the test: BLEU or bits per byte, and the search
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Validation, ...]  # the last of each epoch
     validations: tuple[Validation, ...]  # inside epochs too, by step
@@ -180,8 +179,7 @@ def _summary(files: RunFolder) -> RunSummary:
         seed=environment.get("seed"),
         epochs=rounded_epochs(curve[-1].done) if curve else 0,
         **_best(curve, test),
-        bleu=as_finite(test.get("test_bleu")),
-        scores=_scores(test),
+        extra=_extra(test),
         seconds=elapsed[-1] if elapsed else None,
         tokens_per_second=median(rates) if rates else None,
         device=joined_text(environment, "device"),
@@ -313,7 +311,7 @@ def _without_repeated(validations: Iterable[Validation], key: str) -> list[Valid
 LANGUAGE_MODEL_SCORES = ("valid_bits_per_byte", "test_bits_per_byte", "test_bands")
 
 
-def _scores(test: Mapping[str, Any]) -> dict[str, Any]:
+def _extra(test: Mapping[str, Any]) -> dict[str, Any]:
     """What a test row says besides perplexity: of translations, or bits per byte and bands."""
     if as_finite(test.get("test_bleu")) is None:
         return {key: test[key] for key in LANGUAGE_MODEL_SCORES if key in test}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from drill.report.results.evaluations import ADAPTIVE, Evaluation, last_pair
 from drill.report.results.ledger import Row
@@ -65,7 +65,7 @@ def runs_table(results: Sequence[Result]) -> Table:
             ("BLEU", numbers.perplexity(_score(each, "bleu"))),
             ("bits per byte", numbers.fixed(_score(each, BITS), 4)),
             *paper_cells(each.recipe, [each]),
-            *((key, _figure(key, _further(each).get(key, ""))) for key in extra),
+            *((key, _figure(key, each.extra.get(key, ""))) for key in extra),
             ("time", numbers.duration(each.seconds)),
             ("device", each.device or ""),
         ]
@@ -173,13 +173,8 @@ def group_labels(
     return labels
 
 
-def _further(each: Result) -> Mapping[str, Any]:
-    """Figures besides perplexity: of translations, or bits per byte."""
-    return each.scores if isinstance(each, RunSummary) else each.extra
-
-
 def _score(each: Result, key: str) -> float | None:
-    return as_finite(_further(each).get(key))
+    return as_finite(each.extra.get(key))
 
 
 def paper_figures(recipe: str | None, added: str = "") -> str:
