@@ -23,8 +23,8 @@ import torch._dynamo  # noqa: F401 - the first optimizer would import it in ever
 from drill.tasks import train
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
-from drill.training.settings import recipe
 from tests.tiny_runs import interrupted_after, rows, small_run, text
+from tests.tiny_texts import small, write_texts
 from tests.tiny_translations import small_training
 
 Process = Callable[[], object]
@@ -163,16 +163,8 @@ def in_a_save(folder: Path, seed: int) -> dict[str, object]:
 
 def from_the_start(folder: Path, seed: int) -> dict[str, object]:
     """A run of a recipe, killed before every rename that it begins with."""
-    texts = folder / "texts"
-    texts.mkdir()
-    for name, ids in zip(("train", "valid", "test"), text(), strict=True):
-        lines = (ids[i : i + 7] for i in range(0, len(ids), 7))
-        (texts / f"{name}.txt").write_text("\n".join(" ".join(map(str, line)) for line in lines))
-    settings = recipe(
-        "demo-drill",
-        [f"data.corpus={texts}", "data.min_count=1", "encoder.embedding_dim=8", "training.bptt=10",
-         "encoder.hidden_size=10", "training.batch_size=4", "training.checkpoint_seconds=0"],
-    )  # fmt: skip
+    texts = write_texts(folder / "texts")
+    settings = small(texts, "data.min_count=1", "training.checkpoint_seconds=0", name="demo-drill")
 
     def start(name: str, cache: str) -> Process:
         def process() -> None:

@@ -88,17 +88,6 @@ def test_an_infinite_perplexity_is_printed(drill):
         assert out.startswith("runs/wild: valid perplexity inf  test perplexity inf ")
 
 
-def test_a_folder_of_other_files_is_no_place_for_a_run(drill, fails, place):
-    folder = place / "runs" / "notes"
-    folder.mkdir()
-    (folder / "plan.txt").write_text("1. rest\n")
-    (folder / "sub").mkdir()
-    fails(*TINY, "--name", "notes", key="runs/notes: ")
-    assert sorted(path.name for path in folder.iterdir()) == ["plan.txt", "sub"]
-    (folder / "recipe.toml").write_text("")  # as a run that was killed before it saved
-    assert drill(*TINY, "--name", "notes")[0] == 0
-
-
 def test_max_minutes_ends_a_run(drill, place):
     brief = (*TINY, "--name", "brief", "--set")
     for _ in range(2):  # trained, and asked again

@@ -73,16 +73,6 @@ def test_a_run_that_was_resumed_elsewhere_says_where(tmp_path, path):
     assert read(path) == [row]
 
 
-def test_rows_are_added_and_old_ones_stay_as_they_are(tmp_path, path):
-    record(write_run(tmp_path / "a", seed=1), path, now=NOW)
-    before = path.read_bytes()
-    record(write_run(tmp_path / "b", seed=2), path, "ümlaut\nand line", now=NOW)
-    assert path.read_bytes().startswith(before)
-    assert [row.seed for row in read(path)] == [1, 2]
-    assert read(path)[1].note == "ümlaut\nand line"
-    assert len(lines(path)) == 2
-
-
 def test_a_result_is_recorded_once_unless_forced(tmp_path, path):
     run = write_run(tmp_path / "a")
     record(run, path)

@@ -30,10 +30,14 @@ from drill.report.page.figures import (
 )
 from drill.report.results.runs import read_runs
 from tests.report.folders import of_weights, perplexities, write_evaluations, write_run
-from tests.report.hostile import HOSTILE
 from tests.report.page_reader import Page, figures
 
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
+HOSTILE = [
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "' onload='alert(1)",
+    "&lt;b&gt;", "</style></title></svg>", "]]>--><!--", "a | b\n| c", "\x00\x1b[31m\x7f", "\ud800",
+    "\u202etxt.exe", "{{7*7}} ${x}",
+]  # fmt: skip
 
 
 def written(tmp_path, runs, **more) -> tuple[str, Page]:
