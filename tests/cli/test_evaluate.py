@@ -186,20 +186,6 @@ def _parameters(call):
     return inspect.signature(call).parameters
 
 
-@pytest.mark.parametrize(
-    ("kind", "function"), [("dynamic", dynamic_perplexity), ("cache", cache_perplexity)]
-)
-def test_the_docs_name_every_option_and_its_argument(kind, function):
-    page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text(encoding="utf-8")
-    table = page.split(f"| in Python | `drill {kind}` |")[1].split("\n\n")[0].splitlines()[2:]
-    names = [[cell.strip(" `") for cell in row.split("|")[1:3]] for row in table]
-    shared = {*_parameters(commands.dynamic)} & {*_parameters(commands.cache)}
-    options = [name for name in _parameters(getattr(commands, kind)) if name not in shared]
-    assert [option for _, option in names] == [commands.option_name(name) for name in options]
-    arguments = {re.split("[` ]", name)[0] for name, _ in names}
-    assert arguments <= set(_parameters(function))
-
-
 def test_the_batch_size_is_printed(drill):
     words = ("runs/tiny", *CPU)
     _, out, err = drill("evaluate", *words)

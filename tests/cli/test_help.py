@@ -19,14 +19,6 @@ def help_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_arguments_are_in_capitals_and_repeat_once(name):
-    usage = help_of(name).splitlines()[0].partition("[OPTIONS]")[2]
-    words = re.findall(r"[A-Za-z]+", usage)
-    assert words == [word.upper() for word in words]
-    assert "......" not in re.sub(r"[\]}]", "", usage)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
 def test_options_that_a_help_names_are_the_commands_own(name):
     """Examples in it name other commands' options, such as --set of `settings`."""
     own = {option for each in COMMANDS[name].params for option in each.opts} | {"--help"}

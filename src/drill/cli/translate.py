@@ -1,7 +1,6 @@
 """`drill translate` and `drill export`: use a trained translator here, or in transformers."""
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,12 +81,6 @@ def translate(
     for name, value in of_samples.items():
         if value is not None and not sample:
             raise SettingsError("is for --sample; add that", key=f"--{name}")
-    if temperature is not None and not 0.0 < temperature < math.inf:  # NaN fails too
-        raise SettingsError(
-            f"is a finite number above 0, not {temperature:g}",
-            key="--temperature",
-            hint="use --greedy for the most probable tokens",
-        )
     if greedy:
         beam, length_penalty = 1, 0.0
     loaded = load_translation(run, weights, device)

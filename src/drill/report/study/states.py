@@ -96,9 +96,7 @@ class States:
             return mean(own) / 60
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
         if limit is not None:
-            rows = [row for each in done if (row := self.result(each)) is not None]
-            start_up = [max(0.0, _wall(row) - (row.seconds or 0.0)) for row in rows]
-            return limit + mean(start_up or [0.0]) / 60
+            return limit
         return mean(done.values()) / 60 if done else None
 
     def _seconds(self, job: Job) -> float | None:
@@ -106,14 +104,8 @@ class States:
         if (row := self.result(job)) is None:
             return None
         if job.trains:
-            return max(row.seconds or 0.0, _wall(row))
+            return max(row.seconds or 0.0, row.extra.get("study", {}).get("seconds", 0.0))
         return sum(each.get("seconds", 0.0) for each in stage_results(row, job.stage))
-
-
-def _wall(row: Row) -> float:
-    """Seconds of the job that finished a run; 0 where the row is of no study."""
-    found: float = row.extra.get("study", {}).get("seconds", 0.0)
-    return found
 
 
 def is_run_of(job: Job, folder: RunFolder) -> bool:
