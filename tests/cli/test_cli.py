@@ -1,7 +1,6 @@
 """The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,14 +49,6 @@ def test_a_wrong_number_ends_in_one_sentence(option, value):
     (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
     assert option in error
     assert isinstance(done.exception, SystemExit)
-
-
-@pytest.mark.parametrize("columns", ["80", "200"])
-def test_no_summary_of_a_command_is_cut_off(monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    listed = drill("--help").output.split("Commands:\n")[1].splitlines()
-    assert len(listed) == len(COMMANDS) + 1  # and ledger
-    assert [line for line in listed if line.endswith("...")] == []
 
 
 LOADED = """
@@ -139,30 +130,3 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(name):
     program = INTERRUPTED.format(name=name)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-POLICY = """
-import os, sys
-
-class Look:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            print(os.environ.get("OMP_WAIT_POLICY"), flush=True)
-            os._exit(0)
-
-import drill.cli
-sys.meta_path.insert(0, Look())
-sys.argv = ["drill", "layers"]
-drill.cli.main()
-"""
-
-
-@pytest.mark.parametrize(("chosen", "policy"), [(None, "passive"), ("active", "active")])
-def test_threads_wait_passively_unless_somebody_chose_otherwise(chosen, policy):
-    """As torch would read it, which is not loaded here: it reads the policy when it is."""
-    environment = {key: os.environ[key] for key in os.environ if key != "OMP_WAIT_POLICY"}
-    environment |= {} if chosen is None else {"OMP_WAIT_POLICY": chosen}
-    done = subprocess.run(
-        [sys.executable, "-c", POLICY], capture_output=True, text=True, env=environment
-    )
-    assert done.stdout == f"{policy}\n", done.stderr

@@ -113,6 +113,7 @@ def test_messages_are_one_line_of_bounded_length():
         (["score", "runs/tiny", "--header", "--json"], "--header: "),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
         (["report"], "--ledger"),
+        (["report", "rows.jsonl"], "--ledger rows.jsonl"),
         (["report", "runs/tiny", "-o", ""], "."),
         (["ledger", "add", "nowhere"], "nowhere"),
     ],

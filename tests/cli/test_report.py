@@ -1,11 +1,6 @@
 """`drill report` and `drill ledger add`."""
 
-import importlib
 import shutil
-
-import pytest
-
-from drill.errors import SettingsError
 
 
 def test_report_writes_a_page_or_prints_markdown(drill, place):
@@ -47,20 +42,3 @@ def test_the_ledger_is_next_to_the_run_by_default(drill, fails, place, monkeypat
     assert err.startswith("runs/ledger.jsonl: ")
     monkeypatch.chdir(place / "runs/tiny")
     fails("ledger", "add", ".", key="../ledger.jsonl")
-
-
-def test_what_is_no_run_is_left_out(tmp_path, capsys):
-    run, page, remains = tmp_path / "run", tmp_path / "demo.html", tmp_path / "remains"
-    run.mkdir()
-    (run / "metrics.jsonl").write_text("")
-    page.write_text("<html>")
-    remains.mkdir()
-    report = importlib.import_module("drill.cli.results.report")
-    assert report._run_folders([page, run, remains]) == [run]
-    assert f"{page}: " in capsys.readouterr().err
-    with pytest.raises(SettingsError, match=r"demo.html"):
-        report._run_folders([page])
-    ledger = tmp_path / "results.jsonl"
-    ledger.write_text("")
-    with pytest.raises(SettingsError, match=r"--ledger"):
-        report._run_folders([ledger])

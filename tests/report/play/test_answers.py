@@ -64,11 +64,6 @@ def test_losses_of_words_are_those_of_score(models):
         assert found["tokens"] == 8
 
 
-def test_a_text_without_words_is_an_error(models):
-    with pytest.raises(DataError, match="text"):
-        answers.score_text(models, " \n\n")
-
-
 def test_neighbours_of_a_word_are_by_cosine_in_labels(models):
     tied, deep = answers.look_up(models, "boat")
     assert tied["embedding"] == tied["output"]

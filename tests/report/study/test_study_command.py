@@ -64,11 +64,7 @@ def test_the_ledger_next_to_the_folder_of_the_plan_is_found(drill, tmp_path):
     assert drill("study", str(plan), "--status")[2] == ""
 
 
-def test_faults_are_sentences(drill, tmp_path):
-    (tmp_path / "bad.toml").write_text(PLAN.replace("tiny.toml", "none"))
-    code, _, err = drill("study", str(tmp_path / "bad.toml"))
-    assert code == 1
-    assert err.startswith(f"drill: {tmp_path}/bad.toml: row 1 (tied): none: is neither a recipe")
+def test_options_of_reports_need_one(drill):
     for words in (("--time-to", "60"), ("--html", "study.html")):
         code, _, err = drill("study", "plan.toml", *words)
         assert (code, err.split()[1]) == (1, f"{words[0]}:")
