@@ -27,15 +27,15 @@ def test_p_values_with_a_closed_form():
 def test_paired_differences():
     """Differences 1, 2, 3: mean 2, standard error 1/sqrt(3), t = 3.4641 with 2 degrees."""
     found = paired_difference([11.0, 12.0, 13.0], [10.0, 10.0, 10.0])
-    assert found.mean == 2.0
+    assert (found.n, found.mean) == (3, 2.0)
     assert found.half == pytest.approx(4.30265 / 3**0.5, rel=1e-5)
     assert found.p == pytest.approx(0.0741799, rel=1e-5)
 
 
 def test_one_pair_has_no_interval_and_equal_differences_no_width():
-    assert paired_difference([1.0], [3.0]) == (-2.0, None, None)
-    assert paired_difference([1.0, 2.0], [1.0, 2.0]) == (0.0, 0.0, 1.0)
-    assert paired_difference([2.0, 3.0], [1.0, 2.0]) == (1.0, 0.0, 0.0)
+    assert paired_difference([1.0], [3.0]) == (1, -2.0, None, None)
+    assert paired_difference([1.0, 2.0], [1.0, 2.0]) == (2, 0.0, 0.0, 1.0)
+    assert paired_difference([2.0, 3.0], [1.0, 2.0]) == (2, 1.0, 0.0, 0.0)
 
 
 def test_the_standard_error():

@@ -12,6 +12,7 @@ class Difference(NamedTuple):
     """Of pairs with the same seed. ``half`` is that of the confidence interval; it and the p-value
     are None where there is one pair."""
 
+    n: int
     mean: float
     half: float | None
     p: float | None
@@ -35,12 +36,12 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
     differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
     middle, error = mean(differences), standard_error(differences)
     if error is None:
-        return Difference(middle, None, None)
+        return Difference(len(differences), middle, None, None)
     freedom = len(differences) - 1
     if error == 0.0:
-        return Difference(middle, 0.0, float(middle == 0.0))
+        return Difference(len(differences), middle, 0.0, float(middle == 0.0))
     half = t_quantile((1 + CONFIDENCE) / 2, freedom) * error
-    return Difference(middle, half, p_value(middle / error, freedom))
+    return Difference(len(differences), middle, half, p_value(middle / error, freedom))
 
 
 def p_value(t: float, freedom: int) -> float:
