@@ -1,6 +1,7 @@
 """The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from drill import LAYERS, __version__
+from drill.cli import main
 from drill.cli.app import COMMANDS, app
 
 
@@ -49,6 +51,26 @@ def test_a_wrong_number_ends_in_one_sentence(option, value):
     (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
     assert option in error
     assert isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_no_summary_of_a_command_is_cut_off(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    listed = drill("--help").output.split("Commands:\n")[1].splitlines()
+    assert len(listed) == len(COMMANDS) + 1  # and ledger
+    assert [line for line in listed if line.endswith("...")] == []
+
+
+def test_threads_wait_passively_unless_somebody_chose_otherwise(monkeypatch):
+    """Set before torch is loaded, which reads it then."""
+    seen = []
+    monkeypatch.setattr("drill.cli.app.app", lambda: seen.append(os.environ["OMP_WAIT_POLICY"]))
+    monkeypatch.setattr(sys, "argv", ["drill"])
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    main()
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    main()
+    assert seen == ["active", "passive"]
 
 
 LOADED = """
