@@ -12,7 +12,7 @@ from drill.kernels.transformer.autocast_linear import cast_together
 from drill.kernels.transformer.autocast_linear import product as matrix_product
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
-from tests.kernels.places import every_device, every_impl, needs_triton
+from tests.kernels.places import every_device, needs_triton
 
 SHAPES = {
     "cpu": [(1, 12), (3, 23, 40)],
@@ -37,19 +37,22 @@ def formula(given: list[Tensor], mask: Tensor, carry_norm: bool) -> tuple[Tensor
     return n if carry_norm else r, n
 
 
+def seed(dropout: float, device: str | torch.device) -> dict:
+    """Dropout, and the seed it needs."""
+    return {"dropout": dropout, "seed": drawn_seeds(1, device)[0] if dropout else None}
+
+
 def kernel(given: list[Tensor], half, dropout: float, carry_norm: bool) -> tuple[Tensor, Tensor]:
     x, y, b, gamma, beta = given
-    return residual_norm(
-        x, y, gamma, beta, y_bias=b, dropout=dropout, carry_norm=carry_norm, dtype=half,
-        impl="triton",
-    )  # fmt: skip
+    options = {"carry_norm": carry_norm, "dtype": half, **seed(dropout, x.device)}
+    return residual_norm(x, y, gamma, beta, y_bias=b, **options)
 
 
 def drawn(shape: tuple[int, ...], dropout: float, device: str) -> Tensor:
     """The mask that a seed gives: what is left of ones."""
     torch.manual_seed(1)
     x, ones = torch.zeros(shape, device=device), torch.ones(shape[-1], device=device)
-    return residual_norm(x, x + 1, ones, ones, dropout=dropout, impl="triton")[0].double()
+    return residual_norm(x, x + 1, ones, ones, **seed(dropout, device))[0].double()
 
 
 def differentiated(function, given: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
@@ -102,7 +105,7 @@ def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
         weights = [torch.randn(shape, device=device) for _ in range(2)]
 
         def ours(leaves):
-            return residual_norm(leaves[0], None, *leaves[1:], impl="triton")
+            return residual_norm(leaves[0], None, *leaves[1:])
 
         def plain(leaves):
             return leaves[0] * 1, F.layer_norm(leaves[0], leaves[1].shape, *leaves[1:])
@@ -129,12 +132,10 @@ def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
     def both(inside, apply):
         torch.manual_seed(1)
         if kernel == "relu_dropout":
-            out = relu_dropout(inside, b, DROPOUT, x_map=apply, impl="triton")
+            out = relu_dropout(inside, b, x_map=apply, **seed(DROPOUT, device))
             return [out, *torch.autograd.grad(out, [y, matrix, b], given[1])]
-        out = residual_norm(
-            x, inside, gamma, beta, y_map=apply, y_bias=b, dropout=DROPOUT, dtype=half,
-            impl="triton",
-        )  # fmt: skip
+        options = {"y_bias": b, "dtype": half, **seed(DROPOUT, device)}
+        out = residual_norm(x, inside, gamma, beta, y_map=apply, **options)
         return [*out, *torch.autograd.grad(out, leaves, given)]
 
     apart = both(matrix_product(y, weights._replace(bias=None, half_bias=None)), None)
@@ -142,22 +143,6 @@ def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
     assert [each.dtype for each in together] == [each.dtype for each in apart]
     bound = 1e-4 if half == torch.float32 else 0.02  # another layout may sum in another order
     torch.testing.assert_close(together, apart, rtol=bound, atol=bound)
-
-
-@every_device
-def test_a_seed_that_is_given_decides_what_is_dropped(device):
-    x, ones = torch.zeros(64, 40, device=device), torch.ones(40, device=device)
-
-    def residual(seed):
-        return residual_norm(x, x + 1, ones, ones, dropout=0.5, seed=seed, impl="triton")[0]
-
-    def relu(seed):
-        return relu_dropout(x + 1, ones, 0.5, seed=seed, impl="triton")
-
-    first, second = drawn_seeds(2, x.device)
-    for dropped in (residual, relu):
-        assert torch.equal(dropped(first), dropped(first))
-        assert not torch.equal(dropped(first), dropped(second))
 
 
 @pytest.mark.parametrize("used", ["carried", "read"])
@@ -225,10 +210,9 @@ def test_relu_and_dropout_are_those_of_the_formula(device, dtype, dropout, nan_i
         x, weight = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
         bias = torch.randn(shape[-1], device=device)
         x, bias = x.requires_grad_(), bias.requires_grad_()
-        torch.manual_seed(1)
-        sure = relu_dropout(torch.ones_like(x), torch.zeros_like(bias), dropout, impl="triton")
-        torch.manual_seed(1)
-        y = relu_dropout(x, bias, dropout, impl="triton")
+        options = seed(dropout, device)
+        sure = relu_dropout(torch.ones_like(x), torch.zeros_like(bias), **options)
+        y = relu_dropout(x, bias, **options)
         dx, db = torch.autograd.grad(y, [x, bias], weight)
         mask = (sure > 0).double() / (1 - dropout)
         exact_x, exact_bias = (each.detach().double().requires_grad_() for each in (x, bias))
@@ -247,8 +231,8 @@ def test_nan_stays_nan(device):
     x = torch.zeros(4, 16, device=device)
     x[1, 3] = torch.nan
     ones = torch.ones(16, device=device)
-    assert relu_dropout(x, ones, 0.0, impl="triton").isnan().sum() == 1
-    r, n = residual_norm(x, x, ones, ones, impl="triton")
+    assert relu_dropout(x, ones, 0.0).isnan().sum() == 1
+    r, n = residual_norm(x, x, ones, ones)
     assert r.isnan().sum() == 1
     assert n.isnan().any(1).tolist() == [False, True, False, False]
 
@@ -257,36 +241,19 @@ def test_nan_stays_nan(device):
 def test_no_rows_cost_nothing(device):
     x, ones = torch.zeros(0, 3, 16, device=device), torch.ones(16, device=device)
     leaves = [each.requires_grad_() for each in (x, ones)]
-    r, n = residual_norm(x, x, ones, ones, y_bias=ones, impl="triton")
-    y = relu_dropout(x, ones, 0.1, impl="triton")
+    r, n = residual_norm(x, x, ones, ones, y_bias=ones)
+    y = relu_dropout(x, ones, **seed(0.1, device))
     assert r.shape == n.shape == y.shape == x.shape
     d_x, d_ones = torch.autograd.grad((r + n + y).sum(), leaves)
     assert d_x.shape == x.shape
     assert not d_ones.any()
 
 
-@pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
-def test_plain_pytorch_has_the_gradients_of_its_formula(carry_norm):
-    torch.manual_seed(0)
-    shapes = ((3, 6), (3, 6), (6,), (6,), (6,))
-    leaves = [torch.randn(each, dtype=torch.float64).requires_grad_() for each in shapes]
-
-    def plain(x, y, b, gamma, beta):
-        return residual_norm(x, y, gamma, beta, y_bias=b, carry_norm=carry_norm)
-
-    assert torch.autograd.gradcheck(plain, leaves)
-    expected = formula(leaves, torch.ones(()), carry_norm)
-    torch.testing.assert_close(plain(*leaves), expected, rtol=0, atol=0)
-    assert torch.autograd.gradcheck(lambda x, b: relu_dropout(x, b, 0.0), leaves[1:3])
-
-
 def test_dtypes_without_kernels_raise_and_auto_takes_plain_pytorch():
-    x, ones = torch.randn(4, 6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
-    for kernel, given in ((residual_norm, (x, x, ones, ones)), (relu_dropout, (x, ones, 0.0))):
-        with pytest.raises(ValueError, match=r'impl="triton": .*; use impl="reference"'):
-            kernel(*given, impl="triton")
-    assert choose_sublayer("auto", x) == ("reference", "made for CUDA devices, not cpu")
-    assert choose_sublayer("reference", x) == ("reference", "asked for")
+    x = torch.zeros(4, 6, dtype=torch.float64)
+    with pytest.raises(ValueError, match='impl="triton"'):
+        choose_sublayer("triton", x)
+    assert choose_sublayer("auto", x)[0] == "reference"
 
 
 @pytest.mark.gpu
@@ -313,22 +280,13 @@ def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
     ],
     ids=str,
 )
-@every_impl
-def test_shapes_that_do_not_fit_a_residual_raise(impl, device, wrong, given):
+@every_device
+def test_shapes_that_do_not_fit_raise(device, wrong, given):
     usual = {"x": (64, 16), "y": (64, 16), "weight": (16,), "bias": (16,)}
     made = {name: torch.zeros(shape, device=device) for name, shape in (usual | given).items()}
     if "y_map" in made:
         (made["y_map"],) = cast_together([(made["y_map"], None)], torch.float32)
     with pytest.raises(ValueError, match=f"residual_norm: {wrong} "):
-        residual_norm(**made, impl=impl)
-
-
-@every_impl
-def test_shapes_that_do_not_fit_a_relu_raise(impl, device):
-    x, bias = torch.zeros(5, 16, device=device), torch.zeros(8, device=device)
-    with pytest.raises(ValueError, match="relu_dropout: bias"):
-        relu_dropout(x, bias, 0.0, impl=impl)
-    for shape, wrong in (((8, 12), "x_map"), ((12, 16), "bias")):
-        (weights,) = cast_together([(x.new_zeros(shape), None)], torch.float32)
-        with pytest.raises(ValueError, match=f"relu_dropout: {wrong}"):
-            relu_dropout(x, bias, 0.0, x_map=weights, impl=impl)
+        residual_norm(**made)
+    with pytest.raises(ValueError, match="relu_dropout: bias "):
+        relu_dropout(made["x"], made["x"][0, :8], 0.0)

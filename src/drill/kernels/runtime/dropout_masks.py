@@ -51,15 +51,11 @@ class _Masked(torch.autograd.Function):
         return masked(grad, mask), None
 
 
-def drawn_seed(device: torch.device) -> Tensor:
-    """A seed (1,) drawn by the device's generator, reproducible by ``torch.manual_seed``."""
-    return torch.randint(2**62, (1,), device=device)
-
-
 def drawn_seeds(count: int, device: torch.device) -> tuple[Tensor, ...]:
     """``count`` seeds by one launch, each (2,) of which the first is used.
 
-    So all addresses are multiples of 16, and Triton compiles one kernel for them.
+    ``torch.manual_seed`` reproduces them. All addresses are multiples of 16, so Triton compiles one
+    kernel for them.
     """
     if count == 0:
         return ()

@@ -17,14 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.runtime.autograd import once_differentiable
-from drill.kernels.runtime.dropout_masks import drawn_seed
 from drill.kernels.transformer.autocast_linear import (
     Weights,
     check_map,
     check_vector,
     product_gradients,
 )
-from drill.kernels.transformer.residual_norm import SublayerImplementation, choose_sublayer
 
 
 def relu_dropout(
@@ -34,27 +32,18 @@ def relu_dropout(
     *,
     x_map: Weights | None = None,  # (m, i)
     seed: Tensor | None = None,  # (1,) or more, the first counts
-    impl: SublayerImplementation = "auto",
 ) -> Tensor:
-    """drop(relu(x + bias)) in the dtype of x, rounded once; pass dropout 0 in evaluation.
+    """drop(relu(x + bias)) in the dtype of x, rounded once, by the kernels.
 
     ``x_map`` is a matrix W still to be applied, x W^T in place of x; its own bias is not looked at.
-    ``seed`` is for kernels, which draw one where none is given: see
-    ``drill.kernels.runtime.dropout_masks``.
+    Dropout above 0 needs a ``seed``, from ``drill.kernels.runtime.dropout_masks.drawn_seeds``.
     """
     if x_map is not None:
         check_map("relu_dropout", "x_map", x_map, x.shape[-1], None)
     width = x.shape[-1] if x_map is None else x_map.weight.shape[0]
     check_vector("relu_dropout", "bias", bias, width)
-    if choose_sublayer(impl, x)[0] == "triton":
-        if dropout == 0.0:
-            seed = None
-        elif seed is None:
-            seed = drawn_seed(x.device)
-        matrix, half = (None, None) if x_map is None else (x_map.weight, x_map.half)
-        return cast(Tensor, _ReluDropout.apply(x, matrix, half, bias, seed, float(dropout)))
-    x = x if x_map is None else F.linear(x, x_map.weight)
-    return F.dropout((x + bias).to(x.dtype).relu(), dropout)
+    matrix, half = (None, None) if x_map is None else (x_map.weight, x_map.half)
+    return cast(Tensor, _ReluDropout.apply(x, matrix, half, bias, seed, float(dropout)))
 
 
 @cache

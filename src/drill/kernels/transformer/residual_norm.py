@@ -6,7 +6,8 @@ Between two sub-layers of a Transformer, whether it norms first (r goes on) or l
 Plain PyTorch passes over (N, d) for the bias, the mask, the sum, the norm and, under autocast, for
 the conversion of n, and in backward once more for each. Here forward and backward read and write
 every tensor once and save r, the means and the scales. Dropout masks are drawn again from a seed,
-and gradients of vectors are summed in one order: the same seed gives the same bits.
+and gradients of vectors are summed in one order: the same seed gives the same bits. Where the
+kernels do not run, ``models/transformer/blocks.py`` calls PyTorch's modules one by one.
 
 Shapes: x and y (..., d); b, gamma and beta (d,).
 """
@@ -21,7 +22,6 @@ from torch import Tensor
 from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.checks import invalid
 from drill.kernels.runtime.dispatch import triton_missing
-from drill.kernels.runtime.dropout_masks import drawn_seed
 from drill.kernels.transformer.autocast_linear import (
     Weights,
     check_map,
@@ -72,15 +72,14 @@ def residual_norm(
     carry_norm: bool = False,
     dtype: torch.dtype | None = None,
     seed: Tensor | None = None,  # (1,) or more, the first counts
-    impl: SublayerImplementation = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """r = x + drop(y + y_bias) and its layer norm n.
+    """r = x + drop(y + y_bias) and its layer norm n, by the kernels.
 
     Args:
         y: what is added; None: r is x.
         y_map: a matrix W that is applied first, y W^T in place of y, without its bias.
-        dropout: of y; pass 0 in evaluation.
-        seed: of the dropout of kernels; drawn if not given.
+        dropout: of y; above 0 it needs a seed.
+        seed: of the dropout, from ``drill.kernels.runtime.dropout_masks.drawn_seeds``.
         carry_norm: return n in place of r, for a norm after the sum.
         dtype: of the second result; that of x by default.
 
@@ -89,23 +88,12 @@ def residual_norm(
     """
     _check_shapes(x, y, y_map, weight=weight, bias=bias, y_bias=y_bias)
     dtype = x.dtype if dtype is None else dtype
-    if choose_sublayer(impl, x)[0] == "triton":
-        if y is None or dropout == 0.0:
-            seed = None
-        elif seed is None:
-            seed = drawn_seed(x.device)
-        matrix, half = (None, None) if y_map is None else (y_map.weight, y_map.half)
-        numbers = float(dropout), float(epsilon)
-        carried, n = _ResidualNorm.apply(
-            x, y, matrix, half, y_bias, weight, bias, seed, *numbers, dtype, carry_norm
-        )
-        return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
-    if y is not None:
-        y = y if y_map is None else F.linear(y, y_map.weight)
-        y = y if y_bias is None else y + y_bias
-        x = x + F.dropout(y, dropout)
-    n = F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
-    return n if carry_norm else x, n.to(dtype)
+    matrix, half = (None, None) if y_map is None else (y_map.weight, y_map.half)
+    numbers = float(dropout), float(epsilon)
+    carried, n = _ResidualNorm.apply(
+        x, y, matrix, half, y_bias, weight, bias, seed, *numbers, dtype, carry_norm
+    )
+    return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
 
 
 def _check_shapes(

@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
             inside = F.dropout(apply_linear(self.inner, x, ready).relu(), p)
         else:
             seed = ready.seeds.get(self)
-            inside = relu_dropout(x, weights.bias, p, x_map=weights, seed=seed, impl="triton")
+            inside = relu_dropout(x, weights.bias, p, x_map=weights, seed=seed)
         return self.output(inside) if with_output else inside
 
 
@@ -98,7 +98,6 @@ class Stream(NamedTuple):
             carry_norm=carry_norm,
             dtype=ready.dtype if dtype is None else dtype,
             seed=self.seed,
-            impl="triton",
         )
 
     def _summed(self) -> Tensor:
