@@ -5,7 +5,7 @@ process fails. So the tests on devices compute something on the device at the en
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -180,14 +180,10 @@ def test_unchecked_targets_out_of_range_give_nan_and_read_no_other_memory(
 
 SETTINGS = [
     *(({"label_smoothing": x}, ValueError) for x in (NAN, 1.5, -0.1)),
-    *(({"label_smoothing": x}, TypeError) for x in (None, "0.1", True, np.bool_(True), 0.1j)),
-    ({"label_smoothing": torch.tensor(0.1)}, TypeError),
-    ({"label_smoothing": np.array([0.1])}, TypeError),
+    *(({"label_smoothing": x}, TypeError) for x in (None, "0.1", True, torch.tensor(0.1))),
     ({"memory": 0}, ValueError),
-    *(({"memory": x}, TypeError) for x in (NAN, "1GB", True, np.bool_(True), 2.0**20)),
-    ({"memory": np.float64(2.0**20)}, TypeError),
-    ({"memory": torch.tensor(2**20)}, TypeError),
-    *(({"ignore_index": x}, ValueError) for x in (2**70, 2**63, -(2**63) - 1)),
+    *(({"memory": x}, TypeError) for x in (NAN, True, np.float64(2.0**20), torch.tensor(2**20))),
+    *(({"ignore_index": x}, ValueError) for x in (2**63, -(2**63) - 1)),
     *(({"ignore_index": x}, TypeError) for x in (NAN, None, np.array([1]))),
     ({"reduction": "median"}, ValueError),
     ({"impl": "fast"}, ValueError),
@@ -235,89 +231,59 @@ def test_a_vocabulary_that_changed_without_resize_raises(build, bias, labels, wo
 MAPPED = [Bilinear, DualNonlinear, DeepResidual]
 MATRIX = [FullSoftmax, TiedSoftmax, *MAPPED]
 
-BUILDS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
-    *(
-        ("dropout", build, {"dropout": value})
-        for value in (-0.1, 1.0, 1.5, NAN)
-        for build in (*MAPPED, partial(DeepResidual, depth=0), mixture)
+OF_MAPS = {
+    "dropout": (-0.1, 1.0, NAN),
+    "dropout_at": ("between",),
+    "init_range": (0.0, NAN, math.inf, "x", True),
+    "hidden_size": (0, 2.0, True),
+    **dict.fromkeys(("residual", "locked", "map_bias", "bias"), (1,)),
+}
+OPTIONS: list[tuple[Callable[..., Any], dict[str, Sequence[Any]]]] = [
+    *((build, OF_MAPS) for build in MAPPED),
+    (FullSoftmax, {"hidden_size": (0,), "init_range": (0.0,), "bias": (None,)}),
+    (TiedSoftmax, {"bias": ("no",)}),
+    (DualNonlinear, {"activation": ("swish",), "joint_size": (0, 1.5)}),
+    (DeepResidual, dict.fromkeys(("activation", "impl", "norm", "block", "gate"), ("batch",))),
+    (DeepResidual, {"depth": (-1, 1.5, True, "2", None, np.float64(2.0)), "gate_count": (0.0,)}),
+    (DeepResidual, dict.fromkeys(("residual_between", "zero_start", "center"), (1,))),
+    (partial(DeepResidual, depth=0), {"dropout": (1.0,), "activation": ("swish",)}),
+    (mixture, {"experts": (0, 1.5), "dropout": (1.0,), "locked": (1,)}),
+    (mixture, {"init_range": (0.0,), "hidden_size": (0,)}),
+    (wrapped(Mixtape), {"experts": (0, 1, 3, 2.0), "gates": (0, V + 1, 1.5)}),
+    (wrapped(Doc), {"experts": ([1, 2], [0], [1.5], [-1], 2)}),
+    (wrapped(SampledSoftmax), {"samples": (0, 1.5), "proposal": ("unigram",)}),
+    (wrapped(SampledSoftmax), {"counts": (torch.ones(V - 1), torch.ones(V, 1), [NAN] * V)}),
+    (
+        wrapped(AdaptiveSoftmax),
+        {"cutoffs": ([], [7, 3], [3, 3, 7], [0, 3], [3, V], [3, 4.5], [True, 3], 3)},
     ),
-    *(
-        ("depth", DeepResidual, {"depth": value})
-        for value in (-1, 1.5, True, "2", None, np.int64(-1), np.float64(2.0))
+    (
+        wrapped(partial(AdaptiveSoftmax, cutoffs=[3])),
+        {"reduction_factor": (0.5, NAN, math.inf, None, True)},
     ),
-    *(
-        ("activation", build, {"activation": "swish"})
-        for build in (DualNonlinear, DeepResidual, partial(DeepResidual, depth=0))
-    ),
-    *(("dropout_at", build, {"dropout_at": "between"}) for build in MAPPED),
-    ("impl", DeepResidual, {"impl": "fast"}),
-    *((option, DeepResidual, {option: "batch"}) for option in ("norm", "block", "gate")),
-    ("gate", DeepResidual, {"gate": "label", "residual": False}),
-    ("gate_count", DeepResidual, {"gate_count": 0.0}),
+    (wrapped(SoftcappedSoftmax), {"cap": (0, -1.0, NAN)}),
+    (wrapped(Plif), {"pieces": (0,), "limit": (math.inf,)}),
+]
+COMBINED: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
+    ("counts[2]", wrapped(SampledSoftmax), {"counts": [1, 1, -2, 0, -3] + [1] * (V - 5)}),
     ("counts", DeepResidual, {"gate": "frequency"}),
     ("counts", DeepResidual, {"gate": "frequency", "counts": [1.0]}),
+    ("gate", DeepResidual, {"gate": "label", "residual": False}),
     ("gate", DeepResidual, {"gate": "label", "activation": "tanh", "zero_start": True}),
     ("zero_start", DeepResidual, {"activation": "relu", "zero_start": True}),
-    *(
-        ("init_range", build, {"init_range": value})
-        for value in (0.0, -0.1, NAN, math.inf, "x", None, True)
-        for build in (FullSoftmax, *MAPPED, mixture)
-    ),
-    *(
-        ("hidden_size", build, {"hidden_size": value})
-        for value in (0, -1, 2.0, True)
-        for build in (FullSoftmax, *MAPPED, mixture)
-    ),
-    *(("joint_size", DualNonlinear, {"joint_size": value}) for value in (0, 1.5)),
-    *(("experts", mixture, {"experts": value}) for value in (0, 1.5)),
-    *(("experts", wrapped(Mixtape), {"experts": value}) for value in (0, 1, 3, 2.0)),
-    *(("gates", wrapped(Mixtape), {"gates": value}) for value in (0, V + 1, 1.5)),
-    *(("experts", wrapped(Doc), {"experts": value}) for value in ([1, 2], [0], [1.5], [-1], 2)),
-    *(("samples", wrapped(SampledSoftmax), {"samples": value}) for value in (0, 1.5)),
-    ("proposal", wrapped(SampledSoftmax), {"proposal": "unigram"}),
-    *(
-        (key, wrapped(SampledSoftmax), {"counts": value})
-        for key, value in (
-            *(("counts", torch.ones(shape)) for shape in ((V - 1,), (V, 1))),
-            ("counts[2]", [1, 1, -2, 0, -3] + [1] * (V - 5)),
-            ("counts[0]", [NAN] * V),
-        )
-    ),
-    *(
-        ("cutoffs", wrapped(AdaptiveSoftmax), {"cutoffs": value})
-        for value in ([], [7, 3], [3, 3, 7], [0, 3], [-1, 3], [3, V], [3, 4.5], [True, 3], 3)
-    ),
-    *(
-        ("reduction_factor", wrapped(AdaptiveSoftmax), {"cutoffs": [3], "reduction_factor": value})
-        for value in (0.5, NAN, math.inf, None, "4", True)
-    ),
-    *(("cap", wrapped(SoftcappedSoftmax), {"cap": value}) for value in (0, -1.0, NAN)),
-    ("pieces", wrapped(Plif), {"pieces": 0}),
-    ("limit", wrapped(Plif), {"limit": math.inf}),
-    *(
-        (option, build, {option: value})
-        for value in ("no", 1, None)
-        for build, options in (
-            *((build, ("residual", "locked", "map_bias", "bias")) for build in MAPPED),
-            (DeepResidual, ("residual_between", "zero_start", "center")),
-            (FullSoftmax, ("bias",)),
-            (TiedSoftmax, ("bias",)),
-            (mixture, ("locked",)),
-        )
-        for option in options
-    ),
     ("hidden_size", DeepResidual, {"hidden_size": H}),
+    ("hidden_size", DeepResidual, {"hidden_size": H, "depth": 0, "residual": False}),
     ("hidden_size", Bilinear, {"hidden_size": H, "residual": True}),
     ("joint_size", DualNonlinear, {"joint_size": 3, "residual": True}),
     ("joint_size", DualNonlinear, {"hidden_size": H, "joint_size": D, "residual": True}),
-    ("hidden_size", DeepResidual, {"hidden_size": H, "depth": 0, "residual": False}),
 ]
 
 
 @DEVICES
 def test_invalid_options_of_a_layer_raise(device):
     embedding = nn.Embedding(V, D, device=device)
-    for key, build, options in BUILDS:
+    single = [(k, build, {k: x}) for build, each in OPTIONS for k in each for x in each[k]]
+    for key, build, options in (*single, *COMBINED):
         with raises(ValueError, key, device=device):
             build(embedding, **options)
 
