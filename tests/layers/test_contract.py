@@ -283,6 +283,20 @@ def test_a_label_masked_by_its_bias_has_no_probability_and_spoils_no_gradient(na
         assert [n for n, grad in grads.items() if not grad.isfinite().all()] == []
 
 
+@pytest.mark.parametrize("training", [False, True])
+@every_matrix_case
+def test_a_loss_that_reads_weight_and_bias_trains_every_parameter(name, training):
+    layer, hidden, targets = given(name, 7, dtype=torch.float64, train=training)
+    torch.manual_seed(0)
+    truth = layer.nll(hidden, targets)
+    torch.manual_seed(0)
+    context, weight = layer.context(hidden), layer.weight
+    assert (context is hidden) == (CASES[name].layer != "dual")
+    found = F.cross_entropy(F.linear(context, weight, layer.bias), targets)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
+
+
 # -- folding ------------------------------------------------------------------------------------
 
 
