@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from drill.kernels.loss.checks import IGNORE_INDEX, check_targets
-from drill.kernels.loss.nll import DEFAULT_MEMORY, nll
-from drill.layers.base import MatrixLayer
+from drill.kernels.loss.nll import DEFAULT_MEMORY
+from drill.layers.base import LossOptions, MatrixLayer, head_nll
 from drill.layers.wrappers.base import blockwise_nll
 
 
@@ -101,42 +101,23 @@ class Head(nn.Module):
         if targets is None:
             return layer.logits(hidden)
         on_cpu = hidden.device.type == "cpu"  # elsewhere the check waits for the device
+        options = LossOptions("sum", IGNORE_INDEX, label_smoothing, "auto", memory, on_cpu)
         if not isinstance(layer, MatrixLayer):
-            options = {"label_smoothing": label_smoothing, "memory": memory, "check": on_cpu}
             hidden, targets = hidden.flatten(0, -2), targets.flatten()  # a dropout mask per token
-            return layer.nll(hidden, targets, "sum", IGNORE_INDEX, **options)
+            return layer.nll(hidden, targets, *options)
         check_targets(hidden, targets, layer.vocabulary_size, IGNORE_INDEX, on_cpu)
         context, weight = layer.context(hidden), layer.weight
         if softcap is None:
             bias: Tensor | None = layer.bias
             if logit_bias is not None:
                 bias = logit_bias if bias is None else bias + logit_bias
-            return nll(
-                context,
-                weight,
-                targets,
-                bias,
-                reduction="sum",
-                ignore_index=IGNORE_INDEX,
-                label_smoothing=label_smoothing,
-                memory=memory,
-                check=False,
-            )
+            return head_nll(context, weight, targets, bias, options)
 
         def capped(context: Tensor, weight: Tensor) -> Tensor:  # (rows, V)
             logits = softcap * torch.tanh(F.linear(context, weight, layer.bias) / softcap)
             return logits.float() if logit_bias is None else logits.float() + logit_bias
 
-        return blockwise_nll(
-            capped,
-            (context,),
-            weight,
-            targets,
-            ignore_index=IGNORE_INDEX,
-            label_smoothing=label_smoothing,
-            memory=memory,
-            copies=4,
-        ).sum()
+        return blockwise_nll(capped, (context,), weight, targets, options, copies=4).sum()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
         # A copy of the model has its own embedding by now; a copy of the head alone (PEFT) shares.

@@ -469,18 +469,8 @@ def head_nll(
     options: LossOptions,
 ) -> Tensor:
     """-log softmax(context @ weight.T + bias)[targets], by the kernels of ``nll``."""
-    return nll(
-        context,
-        weight,
-        targets,
-        bias,
-        reduction=options.reduction,
-        ignore_index=options.ignore_index,
-        label_smoothing=options.label_smoothing,
-        impl=options.impl,
-        memory=options.memory,
-        check=False,
-    )
+    settings = options._replace(check=False)._asdict()
+    return nll(context, weight, targets, bias, **settings)
 
 
 def adversarial_nll(

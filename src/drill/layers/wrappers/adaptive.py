@@ -152,23 +152,19 @@ class AdaptiveSoftmax(WrappingLayer):
         Only the device knows how many tokens a cluster has, so on a GPU this waits for it. Inside
         ``torch.compile`` or a CUDA graph, which cannot wait, each cluster computes all tokens.
         """
-        reduction, ignore_index, label_smoothing, impl, memory, _ = options
         context, weight, softmaxes = self._encode(hidden)
-        if label_smoothing:  # needs every label's log-probability, not only the target's
+        if options.label_smoothing:  # needs every label's log-probability, not only the target's
             losses = blockwise_nll(
                 lambda context, _: self._join(context, softmaxes),
                 (context,),
                 weight,
                 targets,
-                ignore_index=ignore_index,
-                label_smoothing=label_smoothing,
-                memory=memory,
+                options,
                 copies=8,
-                impl=impl,
             )
         else:
             (losses,) = self._losses(context, targets, softmaxes, options)
-        return reduce_losses(losses, targets, reduction, ignore_index)
+        return reduce_losses(losses, targets, options.reduction, options.ignore_index)
 
     def checked_adversarial_nll(
         self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from drill.kernels.loss.checks import check_head
-from drill.kernels.loss.nll import Implementation, reduce_losses, token_losses
+from drill.kernels.loss.nll import reduce_losses, token_losses
 from drill.kernels.runtime.checks import require_type
 from drill.layers.base import (
     LossOptions,
@@ -157,11 +157,8 @@ class ScoreLayer(WrappingLayer):
             inputs,
             weight,
             targets,
-            ignore_index=options.ignore_index,
-            label_smoothing=options.label_smoothing,
-            memory=options.memory,
-            copies=self.copies,
-            impl=options.impl,
+            options,
+            self.copies,
         )
 
     def kernel_summary(self, tokens: int) -> list[str]:
@@ -240,12 +237,8 @@ def blockwise_nll(
     inputs: tuple[Tensor, ...],  # each (..., anything), one row per token
     weight: Tensor,  # (V, k), the last argument of scores
     targets: Tensor,  # (...)
-    *,
-    ignore_index: int,
-    label_smoothing: float,
-    memory: int,
+    options: LossOptions,  # but for the reduction
     copies: int,  # (rows, V) tensors that scores and their gradient need at once
-    impl: Implementation = "auto",
 ) -> Tensor:  # (...), 0 where ignored
     """(1 - s) * -log p(target) + s * mean over labels of -log p, with p = softmax(scores).
 
@@ -257,8 +250,9 @@ def blockwise_nll(
     rows = [x.reshape(-1, *x.shape[targets.dim() :]) for x in inputs]
 
     def block(targets: Tensor, *parts: Tensor) -> Tensor:
-        return token_losses(scores(*parts), targets, ignore_index, label_smoothing)
+        return token_losses(scores(*parts), targets, options.ignore_index, options.label_smoothing)
 
+    impl, memory = options.impl, options.memory
     row = 4 * copies * weight.shape[0]  # bytes
     if impl == "reference" or (impl == "auto" and row * flat.shape[0] <= memory):
         return block(flat, *rows, weight).view(targets.shape)

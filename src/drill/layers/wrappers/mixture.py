@@ -104,11 +104,8 @@ class Mixture(WrappingLayer):
             (log_prior, contexts),
             weight,
             targets,
-            ignore_index=options.ignore_index,
-            label_smoothing=options.label_smoothing,
-            memory=options.memory,
+            options,
             copies=5 * self.experts,
-            impl=options.impl,
         )
         return reduce_losses(losses, targets, options.reduction, options.ignore_index)
 
