@@ -24,19 +24,26 @@ def parts():
     )
 
 
-def train(accelerator, steps=4):
+def train(model, optimizer, ids, accelerator=None, steps=4):
+    """The losses over all processes."""
+    losses = []
+    for _ in range(steps):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward() if accelerator is None else accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        distributed.all_reduce(total)
+        losses.append(total.item() / distributed.get_world_size())
+    return losses
+
+
+def train_with(accelerator, **options):
     """The losses, and the trained model."""
     model, optimizer, ids = parts()
     model, optimizer = accelerator.prepare(model, optimizer)
     ids = ids.chunk(accelerator.num_processes)[accelerator.process_index]
-    losses = []
-    for _ in range(steps):
-        loss = model(input_ids=ids, labels=ids).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(accelerator.reduce(loss.detach(), "mean").item())
-    return losses, model
+    return train(model, optimizer, ids, accelerator, **options), model
 
 
 def train_by_hand(folder):
@@ -49,16 +56,7 @@ def train_by_hand(folder):
     fully_shard([body.norm, body.embed_tokens, model.lm_head])
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    ids = ids.chunk(2)[distributed.get_rank()]
-    losses = []
-    for _ in range(4):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        total = loss.detach()
-        distributed.all_reduce(total)
-        losses.append(total.item() / 2)
+    losses = train(model, optimizer, ids.chunk(2)[distributed.get_rank()])
     state = {name: each.full_tensor() for name, each in model.state_dict().items()}
     if distributed.get_rank() == 0:
         again = parts()[0]
@@ -85,14 +83,14 @@ def main(kind, folder):
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
-    losses, model = train(accelerator)
+    losses, model = train_with(accelerator)
     report = {"losses": losses}
     if kind == "fsdp2":
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         report["shared"] = head.layer.label_weight is embedding.weight
         accelerator.save_state(folder / "sharded")
         accelerator.free_memory()
-        _, loaded = train(accelerator, steps=1)
+        _, loaded = train_with(accelerator, steps=1)
         accelerator.load_state(folder / "sharded")
         ids = torch.arange(3, 11)[None]
         with torch.no_grad():

@@ -1,9 +1,6 @@
 """A causal model of transformers as encoder: the contract, and plain transformers as reference."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ from drill.models.language_model import LanguageModel
 from drill.training.optim import Muon
 from drill.training.optim.muon import orthogonalized
 from drill.training.settings import resolve_settings
+from tests.processes import python
 from tests.tiny_runs import V, assert_close_rows, interrupted_after, rows, small_run, text, weights
 
 transformers = pytest.importorskip("transformers")
@@ -283,17 +281,8 @@ def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
     ],
 )
 def test_two_processes_train_what_one_does(tmp_path, kind, optimizer, options):
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "-m", "tests.models.train_hf_in_processes", str(tmp_path / "two"), kind]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    python(*launch, "-m", "tests.models.train_hf_in_processes", tmp_path / "two", kind)
     trained(tmp_path / "one", optimizer, dropout=0.0, **options)
     assert_close_rows(tmp_path / "two", tmp_path / "one", rel=1e-4)
 
