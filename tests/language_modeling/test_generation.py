@@ -206,3 +206,22 @@ def test_any_prompt_is_continued(prompt):
     model = language_model()
     start = model.initial_state(1)  # computing the usual one takes longer
     assert len(list(generate(model, VOCABULARY, prompt=prompt, tokens=2, start=start))) == 2
+
+
+def test_top_k_and_top_p_draw_from_the_likeliest():
+    model = language_model()
+    start = begun(model)
+    for options in ({"top_k": 3}, {"top_p": 0.6}):
+        words: list[str] = []
+        for word in as_words(generate(model, VOCABULARY, tokens=40, seed=1, **options)):
+            scores = log_probs_after(model, words, start)
+            scores[WORDS.index(UNK)] = -math.inf
+            order = scores.argsort(descending=True).tolist()
+            mass = torch.softmax(scores, dim=0)[order].cumsum(0)
+            count = 3 if "top_k" in options else int((mass < 0.6).sum()) + 1
+            assert WORDS.index(word) in order[:count]
+            words.append(word)
+        assert len(set(words)) > 1
+    greedy = list(generate(model, VOCABULARY, tokens=20, temperature=0))
+    for options in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-300}):
+        assert list(generate(model, VOCABULARY, tokens=20, seed=1, **options)) == greedy

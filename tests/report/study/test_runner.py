@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import drill
 from drill.errors import SettingsError
 from drill.report.results.ledger import read, read_failures
 from drill.report.study import runner
@@ -212,3 +215,41 @@ def test_commands_are_those_that_a_user_types(place):
         "finetune runs/b-seed-2 --name b-seed-2-finetune --set training.epochs=3 --device cpu -q",
         "cache runs/b-seed-2-finetune --search --device cpu -q",
     ]
+
+
+# -- a study that is killed -----------------------------------------------------------------------
+
+STUDY = """
+import sys
+from pathlib import Path
+from drill.report.study import runner
+from drill.report.study.plan import read_plan
+runner.PROGRAM = (sys.executable, "-S", "stand_in.py")
+runner.StudyRunner(read_plan("plan.toml"), Path("results.jsonl"), Path("runs")).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_study_resumes(place):
+    place.behave(b_seed_1__train="wait")
+    plan = place.plan()
+    study = subprocess.Popen(
+        [sys.executable, "-c", STUDY],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(drill.__file__).parents[1])},
+    )
+    deadline = time.monotonic() + 120
+    while not Path("waiting.txt").exists():
+        assert study.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    study.kill()
+    study.wait()
+    os.kill(int(Path("waiting.txt").read_text()), signal.SIGKILL)
+    assert [row.name for row in read(place.ledger)] == ["a-seed-1"]
+    with place.ledger.open("ab") as stream:
+        stream.write(b'{"kind": "resu')  # it may have been writing
+    place.behave()
+    shutil.rmtree("runs")
+    assert place.study(plan) == TRAINED[1:]
+    assert set(states(place).values()) == {DONE}

@@ -15,6 +15,7 @@ import torch
 from drill.errors import RunFolderError
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import NO_LOCKS, RunFolder
+from tests.tiny_runs import disk_full
 
 ROW = {"kind": "epoch", "epoch": 1, "step": 7, "valid_loss": 1 / 3, "best": True}
 
@@ -216,3 +217,14 @@ def test_the_line_of_the_test_names_the_weights_it_is_of(folder, weights):
     path = folder.best if weights == "best" else folder.averaged
     assert folder.test_row()["weights_fingerprint"] == fingerprint_in(path)
     assert fingerprint_in(folder.best) != fingerprint_in(folder.averaged)
+
+
+def test_a_full_disk_is_named_with_the_file(folder, monkeypatch):
+    folder.write_json(folder.environment, {"drill": "0.1.0"})
+    before = folder.environment.read_bytes()
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: cannot be written \(No space"):
+        folder.append(ROW)
+    with pytest.raises(RunFolderError, match=r"environment\.json: cannot be written \(No space"):
+        folder.write_json(folder.environment, {})
+    assert folder.environment.read_bytes() == before

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,22 @@ def test_a_signal_that_is_ignored_outside_is_raised(number):
     signal.signal(number, signal.SIG_IGN)
     with pytest.raises(KeyboardInterrupt, match="stopped"):
         reraise_signal(number, "stopped")
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_process(tmp_path):
+    program = """
+import signal
+from tests.tiny_tasks import LM
+from tests.training.run.test_interrupted_runs import interrupted, settings_of_text, train
+with interrupted(LM, 3, signal.SIGTERM):
+    train(settings_of_text(), "runs/a b", device="cpu")
+print("went on")
+"""
+    root = Path(__file__).parents[3]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
+    assert done.stderr.splitlines()[-1].startswith(STOPPED)
+    assert RunFolder(tmp_path / "runs/a b").last_numbers()["step"] == 3
