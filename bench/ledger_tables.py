@@ -191,7 +191,7 @@ def frequency_bands(corpus: str, layers: Layers, kind: str) -> Iterator[str]:
     """F1 of every layer by how often training has a label: means over seeds and their spread.
 
     Args:
-        kind: subword or word, as `drill evaluate --words` found them.
+        kind: subword or word, as `drill evaluate --bands` found them.
     """
     found = {name: [b for row in runs if (b := _bands(row, kind))] for name, runs in layers.items()}
     found = {name: each for name, each in found.items() if each}

@@ -70,7 +70,7 @@ def results_page(rows: Sequence[Row], runs: Sequence[report.Row] = ()) -> Iterat
     if runs:
         yield from ("", "## How good are translations by each output layer?", "")
         recorded = "`drill ledger add RUN --ledger results/runs.jsonl`"
-        yield f"`drill train RECIPE`, `drill evaluate RUN --split test --words`, {recorded}"
+        yield f"`drill train RECIPE`, `drill evaluate RUN --split test --bands`, {recorded}"
         about = "BLEU is of the test text, by sacrebleu; where rows come from stands below."
         yield from ("", about, "", *ledger.translators(runs))
 

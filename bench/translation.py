@@ -20,7 +20,7 @@ from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
 from drill.translation.export_marian import marian_weights
-from drill.translation.search.search import Decoding, beam_search, encoded_once
+from drill.translation.search.beam_search import Decoding, beam_search, cached_head
 
 BASE = "MarianMT"
 SIZES = {
@@ -147,7 +147,7 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
     def ours(layer: str, graph: bool | None = None) -> Prepare:
         def prepare() -> Step:
             model = translator(setting, layer).to(setting.parameters).eval()
-            head = stack.enter_context(encoded_once(model))
+            head = stack.enter_context(cached_head(model))
             decoding = Decoding(
                 BEGIN,
                 END,

@@ -98,7 +98,7 @@ def read_json(path: Path, kind: str) -> Any:
         raise DataError(f"{path}: is not JSON; take a {kind} file that drill wrote") from None
 
 
-def unpacked(raw: bytes, path: Path) -> bytes:
+def decompressed(raw: bytes, path: Path) -> bytes:
     """The bytes of a file, unpacked if it starts like one of gzip or xz."""
     try:
         if raw.startswith(GZIP):
@@ -114,7 +114,7 @@ def unpacked(raw: bytes, path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     """``decode_text`` of a file, packed or not."""
-    return decode_text(unpacked(read_bytes(path), path), str(path))
+    return decode_text(decompressed(read_bytes(path), path), str(path))
 
 
 def lines_of(text: str) -> list[str]:

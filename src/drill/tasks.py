@@ -23,7 +23,7 @@ from drill.training.loop import TRAINING_LOG, Outcome, fit
 from drill.training.progress import Progress, ProgressLines
 from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import check_resume
+from drill.training.run.resume_checks import check_resume
 from drill.training.run.summary import no_better_than_guessing, sizes
 from drill.training.run.weights import Weights, settings_of, task_of
 from drill.training.settings import TRANSLATION, Settings, build_optimizer, recipe

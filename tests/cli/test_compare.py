@@ -33,7 +33,7 @@ def compared(drill, *words):
 
 
 def test_losses_are_those_of_the_runs_and_words_add_up(drill, place):
-    found = compared(drill, "runs/tiny", "runs/more", "--words", "100")
+    found = compared(drill, "runs/tiny", "runs/more", "--top", "100")
     runs = [load_run(f"runs/{name}", device="cpu") for name in ("tiny", "more")]
     for side, run in zip("ab", runs, strict=True):
         assert found[side] == pytest.approx(run.perplexity("test").loss, rel=0.05)

@@ -15,7 +15,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from drill.cli.evaluation import adaptive as commands
+from drill.cli.evaluation import dynamic_and_cache as commands
 from drill.language_modeling.evaluation import cache_pointer, dynamic_evaluation
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity

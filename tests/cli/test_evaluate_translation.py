@@ -35,7 +35,7 @@ def test_evaluate_gives_bleu_and_keeps_it(drill, succeeds, here):
 
 
 def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, succeeds, here):
-    words = ("evaluate", "runs/tiny", "--split", "valid", "--device", "cpu", "--words", "-q")
+    words = ("evaluate", "runs/tiny", "--split", "valid", "--device", "cpu", "--bands", "-q")
     out = succeeds(*words)
     assert "| training count | types | wanted | words F1 |" in out
     assert "| training count | types | wanted | subwords F1 |" in out
@@ -64,7 +64,7 @@ def test_a_split_is_scored_without_the_training_text(drill, succeeds, here, tmp_
     words = ("evaluate", run, "--split", "test", "--device", "cpu", "--json", "-q")
     out = succeeds(*words)
     assert json.loads(out)["bleu"] == pytest.approx(read_run(run).extra["bleu"])
-    code, _, err = drill(*words, "--words")  # which counts words there
+    code, _, err = drill(*words, "--bands")  # which counts words there
     assert code == 1
     assert "train.en is missing" in err
 
@@ -76,7 +76,7 @@ def test_evaluate_own_source_and_reference(drill, succeeds, here, tmp_path):
     shutil.copy("pairs/valid.en", own["source"])
     shutil.copy("pairs/valid.de", own["reference"])
     files = [word for name, path in own.items() for word in (f"--{name}", str(path))]
-    words = ("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q", "--words")
+    words = ("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q", "--bands")
     out = succeeds(*words, *files)
     row, wanted = json.loads(out), json.loads(drill(*words, "--split", "valid")[1])
     assert (row["split"], row["source"], row["reference"]) == ("files", *map(str, own.values()))

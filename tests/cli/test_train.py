@@ -236,7 +236,7 @@ def test_a_run_trained_by_some_kernels_is_used_by_others(
     drill, succeeds, fails, place, monkeypatch, table, value
 ):
     """As on a machine without a GPU, or with another one."""
-    monkeypatch.setattr("drill.kernels.lstm.lstm._obstacle", lambda *given: "there is no GPU")
+    monkeypatch.setattr("drill.kernels.lstm.lstm._unavailable", lambda *given: "there is no GPU")
     missing = "drill.kernels.label_encoder.encode_labels.triton_missing"
     monkeypatch.setattr(missing, lambda *given: "no GPU")
     run = place / "runs" / f"by-{value}"

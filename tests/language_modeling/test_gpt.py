@@ -136,7 +136,7 @@ def test_bits_per_byte_by_hand(succeeds, place, run):
 def test_loss_by_frequency_of_subwords(drill, succeeds, run):
     """In the test of training, `drill evaluate`, `drill analyse` and a ledger."""
     out = succeeds(
-        "evaluate", "runs/gpt", "--split", "test", "--words", "--json", "--device", "cpu"
+        "evaluate", "runs/gpt", "--split", "test", "--bands", "--json", "--device", "cpu"
     )
     row, tested = json.loads(out), run.folder.rows()[-1]
     assert [band["low"] for band in row["bands"]] == [0, *SUBWORD_EDGES]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from drill.kernels.lstm import lstm as kernel
 from drill.kernels.runtime.dropout_masks import drop_entries
 from drill.models import AwdLstm
-from tests.models.small_lstms import OFF, lstm_by_hand
+from tests.models.lstm_reference import OFF, reference_lstm
 
 V, d, H, T, B = 53, 12, 17, 7, 5
 SITES = list(OFF)
@@ -28,7 +28,7 @@ def by_hand(encoder: AwdLstm, ids: Tensor, hidden_weights: list[Tensor] | None =
     """One step and one layer at a time; nothing dropped but what is given."""
     x = encoder.embedding.weight[ids]
     for i, lstm in enumerate(encoder.lstms):
-        x = lstm_by_hand(x, lstm, w_hh=hidden_weights and hidden_weights[i])
+        x = reference_lstm(x, lstm, w_hh=hidden_weights and hidden_weights[i])
     return x
 
 

@@ -9,7 +9,7 @@ from drill.layers import DeepResidual, TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.models.past_decode import PastDecode
-from tests.models.small_lstms import OFF
+from tests.models.lstm_reference import OFF
 
 V, d, H, T, B = 41, 10, 13, 6, 4
 

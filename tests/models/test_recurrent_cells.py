@@ -19,7 +19,7 @@ from drill.models.language_model import LanguageModel, augmented_loss
 from drill.training.optim import Sgd
 from drill.training.settings import recipe
 from tests.language_modeling import test_step as steps
-from tests.models.small_lstms import OFF, lstm_by_hand
+from tests.models.lstm_reference import OFF, reference_lstm
 
 V, d, H, T, B = 31, 5, 7, 6, 3
 NO_DROPOUT = {f"dropout_{site}": 0.0 for site in ("embedding", "input", "state", "output")}
@@ -78,7 +78,7 @@ def test_lstm_steps_are_the_equations(masked, capped):
     weights = Weights(*lstm.all_weights[0])
     options = {"mask": mask, "cap_input_gate": capped}
     output, h_n, c_n = run_lstm(x, h, c, weights, "reference", **options)
-    expected = lstm_by_hand(x, lstm, mask, capped)
+    expected = reference_lstm(x, lstm, mask, capped)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-14)
     assert torch.equal(h_n[0], output[-1])
     assert not capped or c_n.abs().max() <= 1.0
@@ -150,7 +150,7 @@ def test_one_mask_of_the_state_for_all_steps_of_a_layer(masks):
     assert [each.shape for each in masks] == [(B, H), (B, d)]
     x = net.embedding(ids)
     for each, mask in zip(net.lstms, masks, strict=True):
-        x = lstm_by_hand(x, each, mask)
+        x = reference_lstm(x, each, mask)
     torch.testing.assert_close(output, x)
 
 

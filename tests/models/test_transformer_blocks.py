@@ -12,7 +12,7 @@ from drill.models.transformer import blocks as transformer_blocks
 from drill.models.transformer import fused_linear as transformer_maps
 from drill.models.transformer.attention import WithoutCudnn, fused_attention
 from drill.training.cuda_graphs import CapturedGradients
-from tests.kernels.places import every_device, every_impl
+from tests.kernels.device_marks import every_impl, triton_devices
 from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged, trained
 
 
@@ -31,7 +31,7 @@ def undropped(norm: str, device: str, half: bool) -> list[Tensor]:
         pytest.param("post", False, marks=pytest.mark.slow),
     ],
 )
-@every_device
+@triton_devices
 def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
     ours, theirs = undropped(norm, device, half), trained("reference", norm, device, half)
     assert [each.dtype for each in ours] == [each.dtype for each in theirs]
@@ -44,7 +44,7 @@ def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@every_device
+@triton_devices
 def test_one_pass_drops_as_the_seed_says(norm, device):
     first, again = (trained("triton", norm, device, True, dropout=0.3) for _ in range(2))
     assert torch.equal(first[0], again[0])
@@ -53,7 +53,7 @@ def test_one_pass_drops_as_the_seed_says(norm, device):
 
 
 @pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
-@every_device
+@triton_devices
 def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
     """All seeds of a stack are drawn at once, and each residual and network takes its own."""
     model = make(norm, 0.3, attention_dropout=0.0, impl="triton").to(device, torch.float32)

@@ -11,7 +11,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from drill.models import Transformer
-from tests.kernels.places import every_impl, interpreted
+from tests.kernels.device_marks import every_impl, interpreted
 from tests.models import small_transformers
 from tests.models.small_transformers import B, S, T, both_norms, d, encoded, ids, ragged, trained
 

@@ -9,7 +9,7 @@ from drill.kernels.runtime import overlap
 from drill.training.cuda_graphs import CapturedGradients
 from tests.tiny_translations import small_translator
 
-both_devices = pytest.mark.parametrize(
+cpu_and_cuda = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 )
 
@@ -59,7 +59,7 @@ def test_labels_run_concurrently_with_recurrences():
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("accumulated", [1, 3])
-@both_devices
+@cpu_and_cuda
 def test_training_is_the_same(device, accumulated, set_to_none):
     model = make(device)
     other = make(device)
@@ -81,7 +81,7 @@ def test_training_is_the_same(device, accumulated, set_to_none):
 
 
 @pytest.mark.parametrize("layer", ["tied", "deep-residual"])
-@both_devices
+@cpu_and_cuda
 def test_a_replayed_step_of_a_translator_has_the_bits_of_a_launched_one(device, layer):
     """Attention by plain PyTorch, for its fused kernels add gradients in any order."""
     model = small_translator(layer).to(device)
@@ -112,7 +112,7 @@ def test_a_replayed_step_of_a_translator_has_the_bits_of_a_launched_one(device, 
         assert torch.equal(ours, theirs)
 
 
-@both_devices
+@cpu_and_cuda
 def test_replays_draw_new_masks_and_losses_outlive_the_next(device):
     model = nn.Dropout(0.5).to(device)
     weight = nn.Parameter(torch.ones(64, device=device))
@@ -122,7 +122,7 @@ def test_replays_draw_new_masks_and_losses_outlive_the_next(device):
     assert len({value.item() for value in values}) > 3
 
 
-@both_devices
+@cpu_and_cuda
 def test_gradients_stay_at_one_address_and_frozen_parameters_have_none(device):
     model = make(device)
     model[1].weight.requires_grad_(False)
@@ -136,7 +136,7 @@ def test_gradients_stay_at_one_address_and_frozen_parameters_have_none(device):
     assert model[1].weight.grad is None
 
 
-@both_devices
+@cpu_and_cuda
 def test_a_parameter_that_a_batch_does_not_reach_has_no_gradient_of_the_one_before(device):
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]).to(device)
 
@@ -153,7 +153,7 @@ def test_a_parameter_that_a_batch_does_not_reach_has_no_gradient_of_the_one_befo
             model.zero_grad()
 
 
-@both_devices
+@cpu_and_cuda
 def test_a_gradient_of_others_is_added_to(device):
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
@@ -168,7 +168,7 @@ def test_a_gradient_of_others_is_added_to(device):
         torch.testing.assert_close(parameter.grad, 2 * grad)
 
 
-@both_devices
+@cpu_and_cuda
 def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
     device, monkeypatch, caplog
 ):
@@ -184,7 +184,7 @@ def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
     assert said.endswith("training.pad_to_multiple_of")
 
 
-@both_devices
+@cpu_and_cuda
 def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, caplog):
     monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 2)
     monkeypatch.setattr("drill.training.cuda_graphs.SEEN_ONCE", 4)
@@ -205,7 +205,7 @@ def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, cap
     assert not caplog.records
 
 
-@both_devices
+@cpu_and_cuda
 def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplog):
     monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
     model = make(device)
@@ -224,7 +224,7 @@ def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplo
     assert not caplog.records  # there was room
 
 
-@both_devices
+@cpu_and_cuda
 @pytest.mark.parametrize("change", ["mode", "address", "frozen", "autocast"])
 def test_graphs_are_captured_again_after_a_change(device, change):
     model = make(device)

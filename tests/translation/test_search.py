@@ -20,12 +20,12 @@ from drill.layers import (
 from drill.models import Transformer
 from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.translator import Translator
+from drill.translation.search import beam_search as search
 from drill.translation.search import decoding as search_steps
-from drill.translation.search import search
-from drill.translation.search.beam import Beam
-from drill.translation.search.decoding import Decoding, Hypothesis, encoded_once
+from drill.translation.search.beam_search import beam_search, greedy
+from drill.translation.search.beam_state import Beam
+from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
 from drill.translation.search.sampling import sample
-from drill.translation.search.search import beam_search, greedy
 
 pytestmark = pytest.mark.usefixtures("seeded")
 PAD, BOS, EOS, WORDS = 0, 1, 2, (3, 4, 5)
@@ -255,7 +255,7 @@ def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
     decoding = Decoding(bos=BOS, eos=EOS, max_extra=3, batch_tokens=64)
     whole, sizes = searched(model, sources, decoding), []
     monkeypatch.setattr(search_steps, "SCORES_PER_TOKEN", 2)
-    with encoded_once(model) as head:
+    with cached_head(model) as head:
 
         def spied(hidden: Tensor) -> Tensor:
             sizes.append(head(hidden).numel())
@@ -329,7 +329,7 @@ def test_labels_are_encoded_once_for_all_steps_and_calls(layer):
     matrix.labels = lambda *rows, **options: encoded.append(1) or whole(*rows, **options)
     expected = beam_search(model, SOURCES, SHORT)
     assert len(encoded) == 1
-    with encoded_once(model) as head:
+    with cached_head(model) as head:
         for i, source in enumerate(SOURCES):
             same(beam_search(model, [source], SHORT, head=head)[0], expected[i])
             greedy(model, [source], SHORT, head=head)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-import drill.translation.search.search as searching
+import drill.translation.search.beam_search as searching
 from drill.data import PairBatches
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import AdamW, ScheduledOptimizer

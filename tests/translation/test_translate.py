@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 
-import drill.translation.search.search as searching
+import drill.translation.search.beam_search as searching
 from drill.data import BEGIN, END
 from drill.errors import SettingsError
 from drill.translation import translate as translation
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
 from drill.translation.search import sampling
+from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding
-from drill.translation.search.search import beam_search
 from drill.translation.translate import EMPTY, Search, translate
 from tests.tiny_translations import small_data, small_translator
 

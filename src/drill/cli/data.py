@@ -59,11 +59,11 @@ def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[
 
     ``source`` and ``target`` are needed if a folder has more than two.
     """
-    from drill.data.parallel.corpora import PACKED
+    from drill.data.parallel.corpora import COMPRESSED
 
     texts = any((folder / name).is_file() for name in ("train", "train.txt"))
     files = [path for path in folder.glob("train.*") if path.is_file()]
-    unpacked = {path.stem if path.suffix in PACKED else path.name for path in files}
+    unpacked = {path.stem if path.suffix in COMPRESSED else path.name for path in files}
     found = sorted({name.removeprefix("train.") for name in unpacked} - {"train", "txt"})
     if source is not None or target is not None:
         if source is None or target is None:

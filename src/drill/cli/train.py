@@ -13,7 +13,7 @@ import typer
 from drill.cli import options
 from drill.cli.display import Counter, TrainingDisplay, as_drill_error, note
 from drill.errors import SettingsError
-from drill.recipes.reader import apply_changes, recipe_names
+from drill.recipes.reader import apply_overrides, recipe_names
 from drill.training.progress import duration
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def train(
     still trained. `drill recipes` lists the recipes.
     """
     from drill.tasks import check_recipe
-    from drill.training.run.resume import settings_to_resume
+    from drill.training.run.resume_checks import settings_to_resume
     from drill.training.settings import recipe
 
     seeds: list[int | None] = list(seed) if seed else [None]
@@ -138,7 +138,7 @@ def finetune(
     settings = finetune_settings(run)
     if change:
         tables = {"recipe": settings.recipe, "init_from": settings.init_from, **settings.tables()}
-        settings = resolve_settings(apply_changes(tables, change))
+        settings = resolve_settings(apply_overrides(tables, change))
     run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
     _train(settings, folder, device, quiet)

@@ -23,7 +23,7 @@ from drill.models.past_decode import PastDecode
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import with_text
+from drill.training.run.resume_checks import with_text
 from drill.training.run.weights import settings_of
 from drill.training.settings import (
     TRANSLATION,
@@ -34,7 +34,7 @@ from drill.training.settings import (
 )
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
-FINETUNE_LENGTH_ROOM = 10  # how far beyond bptt its segments may be
+FINETUNE_LENGTH_MARGIN = 10  # how far beyond bptt its segments may be
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
 
 
@@ -154,10 +154,10 @@ def finetune_settings(run: Path | str) -> Settings:
             f"{folder.path}: was trained with {settings.optimizer[NAME]}, whose rate does not fit "
             "averaged SGD; finetune runs of nt-asgd, asgd or sgd"
         )
-    return finetuned(with_text(settings, folder), str(folder.path.resolve()))
+    return derive_finetune_settings(with_text(settings, folder), str(folder.path.resolve()))
 
 
-def finetuned(settings: Settings, start: str) -> Settings:
+def derive_finetune_settings(settings: Settings, start: str) -> Settings:
     """The settings that finetune a run in the folder ``start``, trained with ``settings``."""
     keys = ("lr", "weight_decay", "max_grad_norm", "map_lr_scale", "map_weight_decay")
     shared = {key: settings.optimizer[key] for key in keys}
@@ -172,7 +172,7 @@ def finetuned(settings: Settings, start: str) -> Settings:
         training={
             **settings.training,
             "length_seed": FINETUNE_LENGTH_SEED,
-            "length_cap": settings.training["bptt"] + FINETUNE_LENGTH_ROOM,
+            "length_cap": settings.training["bptt"] + FINETUNE_LENGTH_MARGIN,
             "max_minutes": None,  # the run it starts from may have had a limit of its own
             "patience": 5,
             "validate_first": True,

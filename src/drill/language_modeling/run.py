@@ -39,7 +39,7 @@ from drill.training.run import summary
 from drill.training.run.checkpoint import copied, load_into
 from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import check_resume, located, with_text
+from drill.training.run.resume_checks import check_resume, located, with_text
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,

@@ -99,7 +99,7 @@ class LabelMap(nn.Module):
         return self.training and self.dropout > 0.0
 
     @property
-    def must_be_called(self) -> str | None:
+    def unfusable_reason(self) -> str | None:
         """Why a kernel may not use the weights in place of a call; None if it may."""
         if type(self) is not LabelMap or type(self.linear) is not nn.Linear:
             return f"it is a {type(self).__name__} over a {type(self.linear).__name__}"

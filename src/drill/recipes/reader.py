@@ -134,7 +134,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:
     return both
 
 
-def apply_changes(tables: Mapping[str, Any], changes: Sequence[str]) -> Table:
+def apply_overrides(tables: Mapping[str, Any], changes: Sequence[str]) -> Table:
     """``tables`` with changes ``table.key=value``; of several for one key the last counts."""
     together: Table = {}
     for change in changes:

@@ -21,7 +21,7 @@ from drill.kernels.lstm.persistent.recurrence import STALLED, Stalled, take_stal
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
 from drill.training.distributed import World
-from drill.training.optim import NonMonotone, ScheduledOptimizer
+from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.options import TrainingOptions, log_interval
 from drill.training.precision import matmul_precision, sum_dtype
 from drill.training.progress import Progress
@@ -72,7 +72,7 @@ class Task(abc.ABC):
         return {
             "limits": Limits(options.epochs, max_steps, options.max_minutes),
             "nll": torch.zeros((), dtype=sum_dtype(device), device=device),
-            "stopper": None if options.patience is None else NonMonotone(options.patience),
+            "stopper": None if options.patience is None else NonMonotonicTrigger(options.patience),
         }
 
     def setup(self) -> None:

@@ -26,7 +26,7 @@ from drill.models.transformer.transformer import PRESETS, Transformer
 from drill.recipes.reader import (
     NAME,
     Table,
-    apply_changes,
+    apply_overrides,
     near_ones,
     nearest,
     parsed,
@@ -122,7 +122,7 @@ def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
         Checked settings, for ``drill.train``.
     """
     label = Path(name).stem if name.endswith(".toml") else name
-    return resolve_settings({"recipe": label, **apply_changes(read(name), changes)})
+    return resolve_settings({"recipe": label, **apply_overrides(read(name), changes)})
 
 
 def read_settings(path: Path) -> Settings:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
-from drill.training.optim import NonMonotone, ScheduledOptimizer
+from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.progress import perplexity_of
 from drill.training.run.checkpoint import check_fits, copied, copy_into, load, under
 from drill.training.run.folder import RunFolder, readable
@@ -80,7 +80,7 @@ class TrainingState(abc.ABC):
     epoch_size: int  # positions of an epoch
     text: int  # checksum of the data
     nll: Tensor  # (), summed over this process's part of the epoch so far
-    stopper: NonMonotone | None = None  # ends training when validations no longer improve
+    stopper: NonMonotonicTrigger | None = None  # ends training when validations no longer improve
     epoch: int = 1
     position: int = 0  # in the epoch: where the next step starts
     step: int = 0  # of the run

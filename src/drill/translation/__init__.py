@@ -3,8 +3,8 @@
 from drill.errors import NotExportable
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.export_marian import export_marian, marian_weights
-from drill.translation.search.decoding import Decoding, Hypothesis, encoded_once
-from drill.translation.search.search import beam_search, greedy, sample
+from drill.translation.search.beam_search import beam_search, greedy, sample
+from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
 
 __all__ = [
     "Decoding",
@@ -12,8 +12,8 @@ __all__ = [
     "NotExportable",
     "Scores",
     "beam_search",
+    "cached_head",
     "corpus_scores",
-    "encoded_once",
     "export_marian",
     "greedy",
     "marian_weights",

@@ -24,7 +24,7 @@ from drill.training.options import TranslationOptions
 from drill.training.precision import matmul_precision
 from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
-from drill.training.run.resume import check_resume, with_text
+from drill.training.run.resume_checks import check_resume, with_text
 from drill.training.run.summary import left_out, run_summary
 from drill.training.run.weights import (
     Weights,

@@ -17,15 +17,15 @@ import torch
 from drill.data import BEGIN, END, Subwords
 from drill.errors import SettingsError, check_value
 from drill.models.translator import Translator
+from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import (
     Decoding,
     Head,
     Hypothesis,
     Progress,
-    encoded_once,
+    cached_head,
 )
 from drill.translation.search.sampling import sample
-from drill.translation.search.search import beam_search
 
 logger = logging.getLogger("drill")
 
@@ -125,7 +125,7 @@ def translate_blocks(
             f"must be at most the {len(subwords)} subwords, got {search.beam}", key="beam"
         )
     tokens = search.batch_tokens
-    with encoded_once(model) as head:
+    with cached_head(model) as head:
         read = searched = 0  # lines, and those of them with words
         for block in blocks:
             sources = _sources(subwords, block, search.max_source, read)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.label_encoder.options import DRAWS, KeptBits, draw_kept_bits
-from tests.kernels.places import every_device, needs_triton
+from tests.kernels.device_marks import needs_triton, triton_devices
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("few_programs")]
 
@@ -27,7 +27,7 @@ def test_bits_of_eight_columns_lie_side_by_side():
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.6, 0.95])
-@every_device
+@triton_devices
 def test_the_share_and_the_scale_are_those_of_dropout(dropout, device):
     masks = drawn(400, 100, 9, dropout, device)
     kept = masks != 0
@@ -37,7 +37,7 @@ def test_the_share_and_the_scale_are_those_of_dropout(dropout, device):
     assert (shares - (1 - dropout)).abs().max() < 5 * deviation
 
 
-@every_device
+@triton_devices
 def test_maps_labels_and_columns_are_dropped_for_themselves(device):
     kept = (drawn(200, 200, 9, 0.5, device) != 0).double() - 0.5
     deviation = 0.25 / (200 * 200) ** 0.5
@@ -49,14 +49,14 @@ def test_maps_labels_and_columns_are_dropped_for_themselves(device):
             assert together.abs().max() < 5 * deviation
 
 
-@every_device
+@triton_devices
 def test_what_is_dropped_depends_on_map_label_and_column_alone(device):
     few, many = drawn(40, 30, 3, 0.5, device), drawn(100, 130, 9, 0.5, device)
     assert torch.equal(few, many[:3, :40, :30])
 
 
 @pytest.mark.parametrize("dropout", [1e-7, 0.1, 0.6, 0.95, 0.9999, 0.999995])
-@every_device
+@triton_devices
 def test_any_dropout_is_near_keeps_the_mean_and_keeps_something(dropout, device):
     kept = draw_kept_bits(torch.empty(1, 1, device=device), 1, dropout)
     share = 1 - kept.dropped / DRAWS
@@ -65,7 +65,7 @@ def test_any_dropout_is_near_keeps_the_mean_and_keeps_something(dropout, device)
     assert share * kept.scale == pytest.approx(1, rel=1e-12)
 
 
-@every_device
+@triton_devices
 def test_dropout_near_one_drops_what_it_says(device):
     masks = drawn(800, 200, 9, 0.9999, device)
     kept = round(0.0001 * DRAWS)  # of DRAWS
@@ -85,7 +85,7 @@ def philox(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int,
     return a, b, c, d
 
 
-@every_device
+@triton_devices
 def test_numbers_are_those_of_philox(device):
     from drill.kernels.label_encoder.dropout_bits import draw
 
@@ -98,7 +98,7 @@ def test_numbers_are_those_of_philox(device):
         assert (masks[map_, label, column] != 0) == (number >= dropped)
 
 
-@every_device
+@triton_devices
 def test_draws_are_fresh_and_follow_the_seed(device):
     E = torch.empty(20, 30, device=device)
     torch.manual_seed(1)

@@ -16,8 +16,8 @@ from drill.kernels.runtime import nvrtc
 from drill.kernels.runtime.dispatch import log_once
 from drill.kernels.runtime.hopper import SHARED
 from drill.models import AwdLstm
+from tests.kernels.device_marks import needs_hopper, needs_triton, on_hopper
 from tests.kernels.lstm.problems import differentiate, errors, problem, same_bits, solve
-from tests.kernels.places import needs_hopper, needs_triton, on_hopper
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 3, 5), (7, 4, 6, 8)])

@@ -10,9 +10,9 @@ from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
 from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.runtime import streams as second_stream
+from tests.kernels.device_marks import captured, needs_hopper
 from tests.kernels.lstm.problems import same_bits
 from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, solved, stack
-from tests.kernels.places import captured, needs_hopper
 
 pytestmark = [pytest.mark.gpu, needs_hopper]
 

@@ -14,8 +14,8 @@ from drill.kernels.lstm.lstm import lstm
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.layout import UNITS, cut
 from drill.kernels.lstm.persistent.recurrence import EMPTY
+from tests.kernels.device_marks import needs_hopper
 from tests.kernels.lstm.problems import problem
-from tests.kernels.places import needs_hopper
 
 pytestmark = [pytest.mark.gpu, needs_hopper]
 

@@ -10,8 +10,8 @@ from drill.kernels.lstm import lstm as module
 from drill.kernels.lstm.lstm import choose, lstm
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.models import AwdLstm
+from tests.kernels.device_marks import captured, interpreted, needs_triton
 from tests.kernels.lstm.problems import differentiate, errors, problem, same_bits, solve
-from tests.kernels.places import captured, interpreted, needs_triton
 
 if TRITON_INSTALLED:
     from drill.kernels.lstm.stepwise import graph_loops as lstm_loops
@@ -206,7 +206,7 @@ HOPPER, TRITON = "it needs a Hopper GPU", "Triton is not installed"
 )
 def test_auto_on_a_gpu(batch, obstacles, impl, reasons, monkeypatch):
     monkeypatch.setattr(module, "LARGEST_PERSISTENT_BATCH", 40)
-    monkeypatch.setattr(module, "_obstacle", lambda impl, device, w: obstacles.get(impl))
+    monkeypatch.setattr(module, "_unavailable", lambda impl, device, w: obstacles.get(impl))
     x = SimpleNamespace(device=torch.device("cuda"), shape=(7, batch, 3), is_cuda=True)
     w_hh = torch.zeros(16, 4, dtype=torch.bfloat16)
     chosen, why = choose("auto", x, w_hh)

@@ -8,7 +8,7 @@ from drill.kernels.mixture import masked_tanh as module
 from drill.kernels.mixture.masked_tanh import gradient, masked_tanh
 from drill.kernels.runtime.dropout_masks import draw_mask
 from drill.layers import MixtureOfSoftmaxes, TiedSoftmax
-from tests.kernels.places import every_device, needs_triton, numpy_warnings
+from tests.kernels.device_marks import needs_triton, numpy_warnings, triton_devices
 
 pytestmark = [numpy_warnings, needs_triton]
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -33,7 +33,7 @@ def solve(x: Tensor, mask: Tensor, grad: Tensor, impl: str) -> list[Tensor]:
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @every_half
-@every_device
+@triton_devices
 def test_errors_are_those_of_plain_pytorch(device, dtype, shape, locked, monkeypatch):
     monkeypatch.setattr(
         "drill.kernels.mixture.masked_tanh_triton.BLOCK", 64 if device == "cpu" else 1024
@@ -56,7 +56,7 @@ def test_errors_are_those_of_plain_pytorch(device, dtype, shape, locked, monkeyp
         assert torch.equal(fast == 0, exact.to(dtype) == 0)
 
 
-@every_device
+@triton_devices
 def test_small_and_huge_arguments_keep_their_digits(device):
     x = torch.tensor([1e-6, -1e-3, 0.0599, 0.0601, -0.5, 30.0, -300.0, 0.0], device=device)
     x = x.bfloat16()
@@ -64,7 +64,7 @@ def test_small_and_huge_arguments_keep_their_digits(device):
     torch.testing.assert_close(y.double(), 2 * x.double().tanh(), rtol=2**-7, atol=0)
 
 
-@every_device
+@triton_devices
 def test_nan_stays_nan_under_any_mask(device):
     x, mask, grad = problem((4, 50), True, torch.bfloat16, device)
     x[2] = torch.nan
@@ -75,7 +75,7 @@ def test_nan_stays_nan_under_any_mask(device):
         assert found[2].isnan().all()
 
 
-@every_device
+@triton_devices
 def test_tensors_with_gaps_in_memory(device):
     x, mask, grad = problem((6, 10, 8), False, torch.float16, device)
     apart = [t.transpose(0, 2).contiguous().transpose(0, 2) for t in (x, mask, grad)]
@@ -83,7 +83,7 @@ def test_tensors_with_gaps_in_memory(device):
     torch.testing.assert_close(solve(*apart, "triton"), solve(x, mask, grad, "triton"))
 
 
-@every_device
+@triton_devices
 def test_the_plain_gradient_is_that_of_the_kernel_and_has_second_derivatives(device):
     x, mask, grad = problem((6, 40), True, torch.float16, device)
     y, dx = solve(x, mask, grad, "triton")
@@ -104,7 +104,7 @@ def test_other_dtypes_raise_and_auto_takes_plain_pytorch(dtype):
     torch.testing.assert_close(masked_tanh(x, mask), x.tanh())
 
 
-@every_device
+@triton_devices
 def test_a_mixture_trains_through_the_kernel_with_the_mask_of_plain_pytorch(device, monkeypatch):
     embedding = torch.nn.Embedding(30, 8, device=device, dtype=torch.bfloat16)
     layer = MixtureOfSoftmaxes(TiedSoftmax(embedding), 3, dropout=0.4).to(device, torch.bfloat16)

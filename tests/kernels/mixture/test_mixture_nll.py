@@ -13,6 +13,7 @@ from drill.kernels.mixture import passes as nll_mixture_errors
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
+from tests.kernels.device_marks import numpy_warnings
 from tests.kernels.loss.test_nll import (
     IGNORE_INDEX,
     Engine,
@@ -22,7 +23,6 @@ from tests.kernels.loss.test_nll import (
     every_engine,
     gaps,
 )
-from tests.kernels.places import numpy_warnings
 from tests.kernels.recorders import Allocations, Products
 
 pytestmark = [

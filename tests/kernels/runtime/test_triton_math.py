@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drill.kernels.runtime.dispatch import INTERPRETED
-from tests.kernels.places import numpy_warnings
+from tests.kernels.device_marks import numpy_warnings
 
 pytest.importorskip("triton")
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.autocast_linear import cast_together, products
 from drill.kernels.transformer.autocast_linear import product as of_weights
-from tests.kernels.places import both_devices
+from tests.kernels.device_marks import cpu_and_cuda
 
 
 def product(x, weight, bias=None):
@@ -23,7 +23,7 @@ def problem(device: str, biased: bool) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
-@both_devices
+@cpu_and_cuda
 def test_gradients_of_weights_are_not_rounded_to_half_precision(device, biased, half):
     given = problem(device, biased)
     if half:
@@ -44,13 +44,13 @@ def test_gradients_of_weights_are_not_rounded_to_half_precision(device, biased, 
         assert (blunt.double() - truth).norm() > 10 * (sharp.double() - truth).norm()
 
 
-@both_devices
+@cpu_and_cuda
 def test_without_autocast_it_is_linear(device):
     given = problem(device, True)
     assert torch.equal(product(*given), F.linear(*given))
 
 
-@both_devices
+@cpu_and_cuda
 def test_what_is_frozen_has_no_gradient(device):
     x, weight, bias = problem(device, True)
     with torch.autocast(device, torch.bfloat16):
@@ -66,7 +66,7 @@ def test_what_is_frozen_has_no_gradient(device):
     assert bias.grad.any()
 
 
-@both_devices
+@cpu_and_cuda
 def test_weights_are_cast_together_and_those_of_that_dtype_left(device):
     _, weight, bias = problem(device, True)
     half = weight.detach().bfloat16()
@@ -80,7 +80,7 @@ def test_weights_are_cast_together_and_those_of_that_dtype_left(device):
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
-@both_devices
+@cpu_and_cuda
 def test_several_products_of_one_are_those_of_each(device, half):
     torch.manual_seed(0)
     x = torch.randn(3, 21, 16, device=device).requires_grad_()

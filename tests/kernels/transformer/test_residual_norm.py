@@ -12,7 +12,7 @@ from drill.kernels.transformer.autocast_linear import cast_together
 from drill.kernels.transformer.autocast_linear import product as matrix_product
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
-from tests.kernels.places import every_device, needs_triton
+from tests.kernels.device_marks import needs_triton, triton_devices
 
 SHAPES = {
     "cpu": [(1, 12), (3, 23, 40)],
@@ -73,7 +73,7 @@ def differentiated(function, given: list[Tensor], weights: list[Tensor]) -> list
     ],
     ids=str,
 )
-@every_device
+@triton_devices
 def test_a_residual_and_its_norm_are_those_of_the_formula(
     device, dtype, half, carry_norm, dropout, nan_in_fresh_memory
 ):
@@ -98,7 +98,7 @@ def test_a_residual_and_its_norm_are_those_of_the_formula(
             assert (ours.double() - exact).norm() <= 4 * torch.finfo(coarse).eps * exact.norm()
 
 
-@every_device
+@triton_devices
 def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
     for shape in SHAPES[device]:
         x, _, _, gamma, beta = problem(shape, torch.float32, torch.float32, device)
@@ -119,7 +119,7 @@ def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
 
 @pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", ["residual_norm", "relu_dropout"])
-@every_device
+@triton_devices
 def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
     """Outputs and all gradients, of the map too, which are in its own dtype."""
     torch.manual_seed(4)
@@ -147,7 +147,7 @@ def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
 
 @pytest.mark.parametrize("used", ["carried", "read"])
 @pytest.mark.parametrize("carry_norm", [False, True], ids=["pre", "post"])
-@every_device
+@triton_devices
 def test_what_nobody_uses_has_no_part_in_gradients(device, carry_norm, used):
     shape = (9, 24)
     given = problem(shape, torch.float32, torch.bfloat16, device)
@@ -166,7 +166,7 @@ def test_what_nobody_uses_has_no_part_in_gradients(device, carry_norm, used):
         assert (ours.double() - exact).norm() <= 0.01 * exact.norm()
 
 
-@every_device
+@triton_devices
 def test_a_seed_gives_the_same_bits_and_the_next_draw_other_ones(device):
     shape = (80, 24) if device == "cpu" else (5000, 512)  # several programs
     given = problem(shape, torch.float32, torch.bfloat16, device)
@@ -187,7 +187,7 @@ def test_a_seed_gives_the_same_bits_and_the_next_draw_other_ones(device):
 
 
 @pytest.mark.parametrize("width", [12, 40, 1024])
-@every_device
+@triton_devices
 def test_dropout_keeps_its_share_of_every_place(device, width):
     rows = 4096 if device == "cuda" else 6_000 // width
     mask = drawn((rows, width), 0.1, device)
@@ -203,7 +203,7 @@ def test_dropout_keeps_its_share_of_every_place(device, width):
 
 @pytest.mark.parametrize("dropout", [0.0, DROPOUT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@every_device
+@triton_devices
 def test_relu_and_dropout_are_those_of_the_formula(device, dtype, dropout, nan_in_fresh_memory):
     for shape in [(1, 12), (3, 23, 40), (35, 130)] if device == "cpu" else [(67, 12), (4096, 2048)]:
         torch.manual_seed(2)
@@ -226,7 +226,7 @@ def test_relu_and_dropout_are_those_of_the_formula(device, dtype, dropout, nan_i
         assert (db.double() - truth[1]).norm() <= 1e-6 * truth[1].norm()
 
 
-@every_device
+@triton_devices
 def test_nan_stays_nan(device):
     x = torch.zeros(4, 16, device=device)
     x[1, 3] = torch.nan
@@ -237,7 +237,7 @@ def test_nan_stays_nan(device):
     assert n.isnan().any(1).tolist() == [False, True, False, False]
 
 
-@every_device
+@triton_devices
 def test_no_rows_cost_nothing(device):
     x, ones = torch.zeros(0, 3, 16, device=device), torch.ones(16, device=device)
     leaves = [each.requires_grad_() for each in (x, ones)]
@@ -280,7 +280,7 @@ def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
     ],
     ids=str,
 )
-@every_device
+@triton_devices
 def test_shapes_that_do_not_fit_raise(device, wrong, given):
     usual = {"x": (64, 16), "y": (64, 16), "weight": (16,), "bias": (16,)}
     made = {name: torch.zeros(shape, device=device) for name, shape in (usual | given).items()}

@@ -6,9 +6,9 @@ import pytest
 
 from drill.errors import SettingsError
 from drill.language_modeling.build import finetune_settings
-from drill.report.study.plan import FINETUNE, identity, read_plan, settings_of
+from drill.report.study.plan import FINETUNE, identity, read_plan, row_settings
 from drill.training.settings import recipe
-from tests.report.study.place import PLAN, make_place
+from tests.report.study.fake_drill import PLAN, make_place
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,6 +32,14 @@ def test_all_rows_come_with_the_first_seed_and_stages_in_order(place):
     ]
 
 
+def test_some_rows_alone(place):
+    plan = place.plan()
+    assert [job.row.name for job in plan.only(["b"]).jobs()] == ["b", "b"]
+    assert (plan.only(["a"]).baseline, plan.only(["b"]).baseline) == ("a", None)
+    with pytest.raises(SettingsError, match="--row: c is not in the plan; rows: a, b"):
+        plan.only(["a", "c"])
+
+
 def test_a_row_has_its_own_seeds_stages_and_settings(place):
     plan = place.plan(
         PLAN.replace("baseline", 'set = ["optimizer.lr=7"]\nbaseline')
@@ -39,8 +47,8 @@ def test_a_row_has_its_own_seeds_stages_and_settings(place):
     )
     a, b = plan.rows
     assert (a.seeds, a.stages, b.seeds) == ((1, 2), ("train",), (5,))
-    assert settings_of(b, 5).optimizer["lr"] == 7
-    assert settings_of(b, 5).layer["depth"] == 1
+    assert row_settings(b, 5).optimizer["lr"] == 7
+    assert row_settings(b, 5).layer["depth"] == 1
     assert [job.run for job in plan.jobs() if job.row == b] == [
         "b-seed-5",
         "b-seed-5-finetune",
@@ -53,10 +61,10 @@ def test_settings_of_finetuning_are_those_of_the_command(place):
     row = plan.rows[1]
     folder = Path("runs/b-seed-2")
     folder.mkdir(parents=True)
-    (folder / "recipe.toml").write_text(settings_of(row, 2).to_toml())
-    assert identity(settings_of(row, 2, FINETUNE)) == identity(finetune_settings(folder))
+    (folder / "recipe.toml").write_text(row_settings(row, 2).to_toml())
+    assert identity(row_settings(row, 2, FINETUNE)) == identity(finetune_settings(folder))
     changed = place.plan('finetune_set = ["training.patience=2"]' + PLAN).rows[1]
-    assert settings_of(changed, 2, FINETUNE).training["patience"] == 2
+    assert row_settings(changed, 2, FINETUNE).training["patience"] == 2
 
 
 def test_the_identity_of_settings_leaves_out_seeds_and_kernels():

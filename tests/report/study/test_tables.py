@@ -9,7 +9,7 @@ from drill.report.study.page import write_study_page
 from drill.report.study.states import States
 from drill.report.study.tables import report, status_table
 from tests.report.page_reader import figures
-from tests.report.study.place import PLAN, make_place
+from tests.report.study.fake_drill import PLAN, make_place
 
 FIGURES = {
     "a-seed-1": (60.0, 58.0),

@@ -50,9 +50,9 @@ def evaluate(
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
     batch_tokens: options.BatchTokens = 4096,
-    words: Annotated[
+    bands: Annotated[
         bool,
-        typer.Option("--words", help="Loss, or accuracy of translators, by frequency of words."),
+        typer.Option("--bands", help="Loss, or accuracy of translators, by frequency of words."),
     ] = False,
     tokenize: Annotated[
         str | None,
@@ -86,7 +86,7 @@ def evaluate(
         if (source is None) != (reference is None):
             raise SettingsError("are given together", key="--source and --reference")
         check_one_text(split, source, "--source")
-        check_ready(run, "evaluating", text=words or source is None)
+        check_ready(run, "evaluating", text=bands or source is None)
         with as_settings_error():
             evaluate_translation(
                 load_translation(run, weights, device),
@@ -95,7 +95,7 @@ def evaluate(
                 beam=beam,
                 length_penalty=length_penalty,
                 batch_tokens=batch_tokens,
-                words=words,
+                words=bands,
                 tokenize=tokenize,
                 precision=precision,
                 as_json=as_json,
@@ -108,7 +108,7 @@ def evaluate(
     if losses is not None and text is None and len(split or ()) != 1:
         raise SettingsError("needs one --split or a --text", key="--losses")
     with evaluation(run, split, text, weights, precision, device, as_json) as found:
-        evaluate_plain(found, batch_size, losses, words, quiet)
+        evaluate_plain(found, batch_size, losses, bands, quiet)
 
 
 def option_name(name: str) -> str:

@@ -25,7 +25,7 @@ def compare(
     reference: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Translations of the text, for translators.")
     ] = None,
-    words: Annotated[int, typer.Option(min=0, help="Words to list on each side.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Words to list on each side.")] = 10,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     device: options.Device = "auto",
@@ -55,7 +55,7 @@ def compare(
     better = -1 if found["kind"] == "loss" else 1
     for name, sign in (("gained", better), ("lost", -better)):
         changed = [row for row in rows if sign * row["change"] > 0]
-        found[name] = sorted(changed, key=lambda row: -sign * row["change"])[:words]
+        found[name] = sorted(changed, key=lambda row: -sign * row["change"])[:top]
     if as_json:
         typer.echo(json_row({"runs": [str(a), str(b)], **found}))
         return
@@ -135,12 +135,12 @@ def _translators(
         pairs = runs[0].split("test")[0]
     else:
         pairs = ParallelText.from_files(text, reference)
-    wanted = list(pairs.target)
-    written = []
+    reference_lines = list(pairs.target)
+    hypotheses = []
     for run in runs:
         with Counter(run.folder.path.name, quiet) as progress:
-            written.append(run.translate(pairs.source, progress=progress))
-    lines = [bootstrap.bleu_statistics(each, wanted, language) for each in written]
+            hypotheses.append(run.translate(pairs.source, progress=progress))
+    lines = [bootstrap.bleu_statistics(each, reference_lines, language) for each in hypotheses]
     difference = bootstrap.paired_bootstrap(
         np.concatenate(lines, axis=1), bootstrap.bleu_difference
     )
@@ -149,8 +149,8 @@ def _translators(
         known = language in LANGUAGES
         return [list(cut(line, language)) if known else line.split() for line in side]
 
-    references = split(wanted)
-    matched = [bootstrap.matched_words(split(each), references) for each in written]
+    references = split(reference_lines)
+    matched = [bootstrap.matched_words(split(each), references) for each in hypotheses]
     total = bootstrap.matched_words(references, references)
     rows = [
         {
@@ -163,7 +163,7 @@ def _translators(
         for word in total
     ]
     a, b = (bootstrap.corpus_bleu(each.sum(0)) for each in lines)
-    return {"kind": "bleu", "lines": len(wanted), "a": a, "b": b, **vars(difference)}, rows
+    return {"kind": "bleu", "lines": len(reference_lines), "a": a, "b": b, **vars(difference)}, rows
 
 
 def _print(names: Sequence[str], found: dict[str, Any]) -> None:

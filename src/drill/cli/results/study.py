@@ -38,6 +38,9 @@ def study(
     ] = None,
     device: options.Device = "auto",
     parallel: Annotated[int, typer.Option(min=1, help="Number of jobs at a time.")] = 1,
+    row: Annotated[
+        list[str] | None, typer.Option("--row", help="Only this row; repeatable.")
+    ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
 ) -> None:
     """Run the missing jobs of a plan: rows x seeds x stages.
@@ -53,6 +56,8 @@ def study(
     from drill.report.study.tables import status_table
 
     wanted = read_plan(plan)
+    if row:
+        wanted = wanted.only(row)
     results = ledger or default_ledger(plan, wanted.name)
     if (report or status) and not results.exists():
         note(f"{results}: no results yet")

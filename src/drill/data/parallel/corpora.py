@@ -9,7 +9,7 @@ from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corp
 from drill.data.text.corpora import SPLITS, data_folders
 from drill.errors import DataError, check_value
 
-PACKED = ("", ".gz", ".xz")
+COMPRESSED = ("", ".gz", ".xz")
 GENERATED = "numbers"
 
 
@@ -141,7 +141,7 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
 def _found(corpus: str, name: str) -> Path:
     """The file of this name, packed or not; a name that is no path from the root is looked for."""
     folders = [Path()] if Path(name).is_absolute() else data_folders()
-    places = [folder / f"{name}{packed}" for folder in folders for packed in PACKED]
+    places = [folder / f"{name}{packed}" for folder in folders for packed in COMPRESSED]
     for place in places:
         if place.is_file():
             return place

@@ -52,7 +52,7 @@ class LabelMap(Protocol):
     @property
     def drops(self) -> bool: ...
     @property
-    def must_be_called(self) -> str | None: ...
+    def unfusable_reason(self) -> str | None: ...
     def draw_masks(self, X: Tensor, depth: int) -> "Tensor | KeptBits | None": ...
 
 
@@ -133,8 +133,8 @@ def resolve_encoder(
 def _unfused(maps: Sequence[LabelMap]) -> str | None:
     """Why these maps have to be called one by one; None if kernels may use their weights."""
     for i, f in enumerate(maps):
-        if f.must_be_called is not None:
-            return f"map {i} has to be called: {f.must_be_called}"
+        if f.unfusable_reason is not None:
+            return f"map {i} has to be called: {f.unfusable_reason}"
         if _settings(f) != _settings(maps[0]):
             return f"map {i} has other settings than map 0, and the fused encoder has one set"
     return None

@@ -126,7 +126,7 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) ->
     if impl in ("reference", "cudnn"):
         return impl, "asked for"
     if impl != "auto":
-        obstacle = _obstacle(impl, x.device, w_hh)
+        obstacle = _unavailable(impl, x.device, w_hh)
         if obstacle is not None:
             raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
         return impl, "asked for"
@@ -138,13 +138,13 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) ->
         half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
     if not half:
         return slow, "products are not in bfloat16"
-    obstacle = _obstacle("persistent", x.device, w_hh) if plain else special
+    obstacle = _unavailable("persistent", x.device, w_hh) if plain else special
     if obstacle is None and x.shape[1] > LARGEST_PERSISTENT_BATCH:
         obstacle = f"a batch of {x.shape[1]} is over {LARGEST_PERSISTENT_BATCH}"
     if obstacle is None:
         return "persistent", "products are in bfloat16 and the device allows it"
     obstacle = f"not persistent: {obstacle}"
-    missing = _obstacle("graph", x.device, w_hh)
+    missing = _unavailable("graph", x.device, w_hh)
     return (slow, f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
 
 
@@ -153,7 +153,7 @@ def in_words(chosen: str, device: torch.device) -> str:
     return "PyTorch's own" if chosen == "cudnn" and device.type != "cuda" else chosen
 
 
-def _obstacle(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
+def _unavailable(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
     """Why ``impl`` does not run on this device; None where it does."""
     if impl == "persistent":
         obstacle = lstm_persistent.unsupported_reason(device, w_hh.shape[1])

@@ -18,15 +18,15 @@ set = ["optimizer.lr=20"]
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from drill.errors import SettingsError
-from drill.language_modeling.build import finetuned
-from drill.recipes.reader import NAME, apply_changes, parsed
+from drill.language_modeling.build import derive_finetune_settings
+from drill.recipes.reader import NAME, apply_overrides, parsed
 from drill.report.results.runs import digest, same_but_seed
 from drill.training.schema import with_defaults
 from drill.training.settings import TRANSLATION, Settings, recipe, resolve_settings
@@ -90,7 +90,7 @@ class Job:
     @property
     def settings(self) -> Settings:
         """Of the run that is trained or evaluated."""
-        return settings_of(self.row, self.seed, self.row.trained_by(self.stage))
+        return row_settings(self.row, self.seed, self.row.trained_by(self.stage))
 
     def __str__(self) -> str:
         return f"{self.row.name}-seed-{self.seed} {self.stage}"
@@ -109,6 +109,15 @@ class Plan:
         """Of all rows."""
         return [each for each in STAGES if any(each in row.stages for row in self.rows)]
 
+    def only(self, names: Sequence[str]) -> "Plan":
+        """The plan with these rows alone."""
+        known = [row.name for row in self.rows]
+        if missing := [name for name in names if name not in known]:
+            raise SettingsError(f"--row: {missing[0]} is not in the plan; rows: {', '.join(known)}")
+        baseline = self.baseline if self.baseline in names else None
+        rows = tuple(row for row in self.rows if row.name in names)
+        return replace(self, rows=rows, baseline=baseline)
+
     def jobs(self) -> list[Job]:
         """All jobs, most informative first: every row with its first seed, then the next."""
         rounds = zip_longest(*([(row, seed) for seed in row.seeds] for row in self.rows))
@@ -121,14 +130,14 @@ class Plan:
 
 
 @cache
-def settings_of(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
+def row_settings(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
     """What the run of a training stage is trained with."""
     settings = recipe(row.recipe, [*row.set, f"training.seed={seed}"])
     if stage == TRAIN:
         return settings
-    tuned = finetuned(settings, row.run(seed, TRAIN))
+    tuned = derive_finetune_settings(settings, row.run(seed, TRAIN))
     tables = {"recipe": tuned.recipe, "init_from": tuned.init_from, **tuned.tables()}
-    return resolve_settings(apply_changes(tables, row.finetune_set))
+    return resolve_settings(apply_overrides(tables, row.finetune_set))
 
 
 def identity(settings: Settings) -> str:
@@ -194,7 +203,7 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     for each in names:
         if names.count(each) > 1:
             raise SettingsError(f"{names.count(each)} rows are named {each}; rename one")
-    if len({settings_of(row, row.seeds[0]).task for row in rows}) > 1:
+    if len({row_settings(row, row.seeds[0]).task for row in rows}) > 1:
         raise SettingsError("rows are of different tasks; make a plan for each task")
     baseline = tables.get("baseline")
     if baseline is not None and baseline not in names:
@@ -216,9 +225,9 @@ def _row(where: str, shared: dict[str, Any], table: dict[str, Any]) -> PlanRow:
         if not values or len(set(values)) < len(values):
             raise SettingsError(f"{where}: {key}: names each once, not {list(values)}")
     try:
-        _check_stages(row, settings_of(row, row.seeds[0]))
+        _check_stages(row, row_settings(row, row.seeds[0]))
         if FINETUNE in row.stages:
-            settings_of(row, row.seeds[0], FINETUNE)
+            row_settings(row, row.seeds[0], FINETUNE)
     except SettingsError as error:
         raise SettingsError(f"{where} ({row.name}): {error}") from None
     return row

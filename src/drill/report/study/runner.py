@@ -228,9 +228,9 @@ class StudyRunner:
         if time.monotonic() < self.next_progress:
             return
         self.next_progress = time.monotonic() + PROGRESS_SECONDS
-        known = [minutes for job in self.left if (minutes := self.states.minutes(job)) is not None]
         running = ", ".join(str(each.job) for each in self.running)
-        self.say(f"running: {running}; {len(self.left)} more to run, about {sum(known):.0f} min")
+        about = self.states.minutes_left(self.left) or "0"
+        self.say(f"running: {running}; {len(self.left)} more to run, about {about} min")
 
 
 def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
@@ -245,7 +245,7 @@ def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
         words = ["finetune", str(source), "--name", job.run]
         return [*words, *_set(job.row.finetune_set), *place]
     run = str(runs / job.run)
-    words = ["evaluate", run, "--words"] if job.stage == BLEU else [job.stage, run]
+    words = ["evaluate", run, "--bands"] if job.stage == BLEU else [job.stage, run]
     return [*words, *plan.options.get(job.stage, ()), *place]
 
 

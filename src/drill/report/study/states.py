@@ -1,5 +1,6 @@
 """Which jobs of a study are done: read from its ledger, and from run folders for the weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -98,6 +99,13 @@ class States:
         if limit is not None:
             return limit
         return mean(done.values()) / 60 if done else None
+
+    def minutes_left(self, jobs: Sequence[Job]) -> str:
+        """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
+        known = [minutes for job in jobs if (minutes := self.minutes(job)) is not None]
+        if jobs and not known:
+            return "?"
+        return f"{sum(known):.1f}{'+' if len(known) < len(jobs) else ''}" if jobs else ""
 
     def _seconds(self, job: Job) -> float | None:
         """How long a finished job took."""

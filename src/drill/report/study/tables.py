@@ -252,19 +252,11 @@ def status_table(states: States) -> str:
             shown = {stage: states.state(job) for stage, job in jobs.items()}
             shown |= {job.stage: AGAIN for job in own if shown[job.stage] == DONE}
             cells = [shown.get(stage, "") for stage in stages]
-            lines.append([row.name, str(seed), *cells, _minutes_left(states, own)])
+            lines.append([row.name, str(seed), *cells, states.minutes_left(own)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    rest = f"; {len(left)} to run, about {_minutes_left(states, left)} min" if left else ""
+    rest = f"; {len(left)} to run, about {states.minutes_left(left)} min" if left else ""
     return "\n".join([*table, f"{states.status_line()}{rest}"])
-
-
-def _minutes_left(states: States, jobs: Sequence[Job]) -> str:
-    """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
-    known = [minutes for job in jobs if (minutes := states.minutes(job)) is not None]
-    if jobs and not known:
-        return "?"
-    return f"{sum(known):.1f}{'+' if len(known) < len(jobs) else ''}" if jobs else ""

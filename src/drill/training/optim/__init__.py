@@ -1,7 +1,7 @@
 """Optimizers with their schedules, clipping and weight averages."""
 
 from drill.training.optim.adamw import AdamW
-from drill.training.optim.averaging import AveragedSgd, NonMonotone, averaged
+from drill.training.optim.averaging import AveragedSgd, NonMonotonicTrigger, averaged
 from drill.training.optim.muon import Muon
 from drill.training.optim.optimizer import RunScheduled, ScheduledOptimizer
 from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate
@@ -13,7 +13,7 @@ __all__ = [
     "Asgd",
     "AveragedSgd",
     "Muon",
-    "NonMonotone",
+    "NonMonotonicTrigger",
     "NtAsgd",
     "RunScheduled",
     "ScheduledOptimizer",

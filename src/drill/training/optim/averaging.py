@@ -1,6 +1,6 @@
 """Averaged SGD, the reading of its averages, and the optimizer that starts it.
 
-NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotone`` triggers, then
+NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotonicTrigger`` triggers, then
 ``AveragedSgd``, evaluated inside ``averaged(optimizer)``.
 """
 
@@ -227,7 +227,7 @@ class WeightAverage:
         self.count = count
 
 
-class NonMonotone:
+class NonMonotonicTrigger:
     """Triggers once an epoch is worse than the best epoch before the last ``patience`` ones.
 
         loss_n > min(loss_1, ..., loss_{n-1-patience})
@@ -243,7 +243,7 @@ class NonMonotone:
 
     def __init__(self, patience: int = 5) -> None:
         whole = type(patience) is int and patience >= 0
-        check_value(whole, "NonMonotone: patience", "an integer of at least 0", patience)
+        check_value(whole, "NonMonotonicTrigger: patience", "an integer of at least 0", patience)
         self.patience = patience
         self.history: list[float] = []
         self.triggered = False
@@ -252,7 +252,7 @@ class NonMonotone:
         """Add the loss of the next epoch; True for the one epoch that triggers."""
         loss = float(loss)
         if math.isnan(loss):
-            raise ValueError("NonMonotone: the loss is NaN, which is neither better nor worse")
+            raise ValueError("NonMonotonicTrigger: the loss is NaN, neither better nor worse")
         if self.triggered:
             return False
         older = self.history[: max(0, len(self.history) - self.patience)]

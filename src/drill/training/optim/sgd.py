@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from drill.kernels.optimizer import sgd_step
-from drill.training.optim.averaging import AveragedSgd, NonMonotone
+from drill.training.optim.averaging import AveragedSgd, NonMonotonicTrigger
 from drill.training.optim.optimizer import RunScheduled, ScheduledOptimizer
 from drill.training.optim.schedules import RunSchedule
 
@@ -150,7 +150,7 @@ class NtAsgd(FusedSgd):
     models.
 
     The switch comes after the epoch that is worse than the best one before the last ``patience``
-    (``NonMonotone``). It is never taken back.
+    (``NonMonotonicTrigger``). It is never taken back.
 
     Args:
         patience: epochs.
@@ -162,7 +162,7 @@ class NtAsgd(FusedSgd):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.trigger = NonMonotone(self.patience)
+        self.trigger = NonMonotonicTrigger(self.patience)
 
     def epoch_ended(self, valid_loss: float) -> None:
         if self.trigger.update(valid_loss):

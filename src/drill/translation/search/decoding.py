@@ -101,10 +101,10 @@ class FoldedHead:
 
 
 @contextmanager
-def encoded_once(model: Translator, head: Head | None = None) -> Iterator[Head]:
+def cached_head(model: Translator, head: Head | None = None) -> Iterator[Head]:
     """The model's output layer with labels that are encoded once.
 
-        with encoded_once(model) as head:
+        with cached_head(model) as head:
             for batch in many:
                 beam_search(model, batch, decoding, head=head)
 
@@ -189,7 +189,7 @@ def searched(
     """What ``search`` finds for the batches of all sources, in their order."""
     found: dict[int, list[Hypothesis]] = {}
     work = batches(name, model, sources, decoding, hypotheses)
-    with encoded_once(model, head) as scores:
+    with cached_head(model, head) as scores:
         for batch in work:
             if progress is not None:
                 progress(len(found))

@@ -49,7 +49,7 @@ def sample(
         seed: of the random numbers. Each sample has its own stream, so it does not depend on how
             many others there are.
         first: number of the first source, if a text is translated in parts.
-        head: from ``encoded_once``, to share encoded labels between calls.
+        head: from ``cached_head``, to share encoded labels between calls.
         progress: called before every batch with the number of sentences done.
 
     Returns:

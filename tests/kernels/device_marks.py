@@ -16,8 +16,8 @@ needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 numpy_warnings = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 on_gpu = pytest.param("cuda", marks=pytest.mark.gpu)
-both_devices = pytest.mark.parametrize("device", ["cpu", on_gpu])
-every_device = pytest.mark.parametrize(
+cpu_and_cuda = pytest.mark.parametrize("device", ["cpu", on_gpu])
+triton_devices = pytest.mark.parametrize(
     "device",
     [
         pytest.param("cpu", marks=interpreted),

@@ -15,7 +15,7 @@ from drill.layers.checks import check_integer
 from drill.models.transformer.inputs import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder
-from drill.translation.search.beam import Beam
+from drill.translation.search.beam_state import Beam
 from drill.translation.search.decoding import (
     Batch,
     Decoding,
@@ -24,12 +24,12 @@ from drill.translation.search.decoding import (
     Progress,
     Sources,
     TokenMask,
-    encoded_once,
+    cached_head,
     searched,
 )
 from drill.translation.search.sampling import sample
 
-__all__ = ["Decoding", "Hypothesis", "beam_search", "encoded_once", "greedy", "sample"]
+__all__ = ["Decoding", "Hypothesis", "beam_search", "cached_head", "greedy", "sample"]
 
 DROP_DONE_AT = 8
 """Sentences that are done leave the batch when they are one in so many: leaving copies the rest."""
@@ -71,7 +71,7 @@ def beam_search(
         beam: beam width; wider finds better scores, which are not always better translations.
         n_best: translations of each source, at most ``beam``.
         length_penalty: alpha; 0 ranks by log p and favours short translations.
-        head: from ``encoded_once``, to share encoded labels between calls.
+        head: from ``cached_head``, to share encoded labels between calls.
         progress: called before every batch with the number of sentences done.
 
     Returns:
@@ -101,7 +101,7 @@ def greedy(
         model: the translator.
         sources: sentences as ids: (B, S) padded on the right, or a list for each.
         decoding: options of every search.
-        head: from ``encoded_once``, to share encoded labels between calls.
+        head: from ``cached_head``, to share encoded labels between calls.
 
     Returns:
         A translation of every source.

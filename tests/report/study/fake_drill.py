@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drill.report.study import runner
-from drill.report.study.plan import TRAINING, Plan, read_plan, settings_of
+from drill.report.study.plan import TRAINING, Plan, read_plan, row_settings
 from tests.tiny_place import RECIPE
 
 PLAN = """
@@ -35,7 +35,7 @@ folder = pathlib.Path(first)
 if command in ("train", "finetune"):
     runs = pathlib.Path(options["--runs"]) if command == "train" else folder.parent
     folder = runs / options["--name"]
-stage = "words" if command == "evaluate" else command
+stage = "bleu" if command == "evaluate" else command
 behaviour = json.loads(pathlib.Path("behaviour.json").read_text()).get(f"{folder.name} {stage}")
 with open("started.txt", "a") as stream:
     stream.write(f"{folder.name} {stage}\\n")
@@ -99,7 +99,7 @@ class Place:
         plan = read_plan("plan.toml")
         for job in plan.jobs():
             if job.stage in TRAINING:
-                toml = settings_of(job.row, job.seed, job.stage).to_toml()
+                toml = row_settings(job.row, job.seed, job.stage).to_toml()
                 Path("recipes", job.run).write_text(toml)
         return plan
 

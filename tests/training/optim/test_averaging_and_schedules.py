@@ -1,4 +1,4 @@
-"""AveragedSgd against its definition and torch's ASGD; NonMonotone, clipping, schedules."""
+"""AveragedSgd against its definition and torch's ASGD; NonMonotonicTrigger, clipping, schedules."""
 
 import math
 from itertools import pairwise
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from drill.training.optim import AveragedSgd, NonMonotone, averaged, inverse_sqrt, one_cycle
+from drill.training.optim import AveragedSgd, NonMonotonicTrigger, averaged, inverse_sqrt, one_cycle
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -93,7 +93,7 @@ def test_wrong_settings_of_the_optimizer_are_named():
 
 
 def trigger_epoch(losses: list[float], patience: int = 5) -> int | None:
-    trigger = NonMonotone(patience)
+    trigger = NonMonotonicTrigger(patience)
     fired = [epoch for epoch, loss in enumerate(losses, 1) if trigger.update(loss)]
     assert len(fired) == int(trigger.triggered)  # once or never
     return fired[0] if fired else None
@@ -110,10 +110,10 @@ def test_trigger_against_its_definition(losses, patience):
 
 
 def test_wrong_input_of_the_trigger_is_named():
-    with pytest.raises(ValueError, match="NonMonotone: patience"):
-        NonMonotone(-1)
+    with pytest.raises(ValueError, match="NonMonotonicTrigger: patience"):
+        NonMonotonicTrigger(-1)
     with pytest.raises(ValueError, match="the loss is NaN"):
-        NonMonotone().update(math.nan)
+        NonMonotonicTrigger().update(math.nan)
 
 
 # -- schedules ------------------------------------------------------------------------------------

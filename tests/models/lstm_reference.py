@@ -8,7 +8,7 @@ OFF = dict.fromkeys(
 )
 
 
-def lstm_by_hand(
+def reference_lstm(
     x: Tensor,
     lstm: nn.LSTM,
     mask: Tensor | None = None,
