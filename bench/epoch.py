@@ -83,6 +83,8 @@ def main() -> None:
     options.add_argument("--device", default="auto")
     options.add_argument("--json", type=Path, help="append one JSON row per line")
     args = options.parse_args()
+    if args.epochs < (1 if args.dynamic else 2):
+        options.error("--epochs is at least 2 (with --dynamic 1): the first one is not counted")
     device = pick_device(args.device)
     rows = []
     for name in args.recipe:

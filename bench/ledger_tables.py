@@ -298,7 +298,7 @@ def recipe_times(
             rank = 3 if row.epochs == recipe(row.recipe).training["epochs"] else 1
             found.append((row.recipe, not shared, rank, time))
     for each in benchmarks:
-        if each["benchmark"] == "epoch" and each["name"] in recipe_names():
+        if each["benchmark"] == "epoch" and each["name"] in recipe_names() and "seconds" in each:
             seconds = round(median(each["seconds"]), 2)
             time = Measured(seconds, 1, each["device"], each["commit"], "")
             found.append((each["name"], True, 2, time))

@@ -191,6 +191,8 @@ def _cpu_peak(step: Step) -> tuple[int, Sequence[Tensor]]:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 

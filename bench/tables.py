@@ -322,7 +322,7 @@ def losses(rows: Sequence[Row]) -> Iterator[list[str]]:
     peer = f"torch.compile {over('the same, torch.compile')}"
     yield [f"{what}products alone", over("drill auto"), peer, command]
     peer = f"liger-kernel {over('liger-kernel')}; "
-    peer += f"cut-cross-entropy {over('cut-cross-entropy cce')}"
+    peer += f"cut-cross-entropy {over('cut-cross-entropy cce')}; both timed in an earlier run"
     yield ["the same with `memory=64` MiB", over("drill triton, 64 MiB"), peer, command]
 
 

@@ -43,7 +43,7 @@ def launched(tmp_path_factory) -> Path:
     alone = folder / "one, then two translators"
     assert not small_training(alone, optimizer=stopping, **MANY_BATCHES).finished
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "-m", "tests.training.workers"]  # fmt: skip
+               "--max-restarts", "3", "-m", "tests.training.workers"]  # fmt: skip
     python(*command, folder)
     return folder
 
@@ -134,6 +134,12 @@ def test_a_signal_to_one_process_stops_all_of_them_and_the_run_goes_on(launched,
     assert not finished
     assert step == 9  # asked after 7, agreed on at a multiple of 3
     assert unlike(all_of(launched / "stopped"), all_of(launched / "whole")) == []
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_restarted(launched):
+    assert int((launched / "restarts").read_text()) >= 1
+    assert unlike(all_of(launched / "died"), all_of(launched / "whole")) == []
 
 
 @pytest.mark.slow

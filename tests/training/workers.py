@@ -1,12 +1,15 @@
 """What each of several processes does in test_distributed.py, started by torchrun.
 
-    torchrun --standalone --nproc-per-node 2 -m tests.training.workers FOLDER
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 -m tests.training.workers FOLDER
 
-Runs go one after the other in FOLDER.
+Runs go one after the other in FOLDER. In the last one a process kills itself, once: torchrun then
+starts all of them again, and only that run is left to do.
 """
 
 import json
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -30,7 +33,7 @@ def alike(mine: World, model: torch.nn.Module) -> bool:
     return all(len(set(map(bits, mine.all_gather(p)))) == 1 for p in model.parameters())
 
 
-def train_all(folder: Path, mine: World) -> None:
+def first_start(folder: Path, mine: World) -> None:
     found: dict[str, object] = {"size": mine.size}
     for layer in PLAIN:
         small_run(folder / layer, layer, "nt-asgd", world=mine, **EXACT)
@@ -91,11 +94,23 @@ def train_all(folder: Path, mine: World) -> None:
         (folder / "found.json").write_text(json.dumps(found))
 
 
+def last_run(folder: Path, mine: World, dies: bool) -> None:
+    optimizer = OPTIMIZERS["nt-asgd"]()
+    if dies:
+        optimizer = after(20, optimizer, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    small_run(folder / "died", optimizer=optimizer, world=mine, **NOISY)
+    if mine.first:
+        (folder / "restarts").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
 def main(folder: Path) -> None:
     logging.basicConfig()
     loop.AGREE_EVERY = 3  # an epoch of these has eleven steps
+    starts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with world(torch.device("cpu"), timeout=60.0) as mine:
-        train_all(folder, mine)
+        if starts == 0:
+            first_start(folder, mine)
+        last_run(folder, mine, dies=starts == 0 and mine.rank == 1)
 
 
 if __name__ == "__main__":

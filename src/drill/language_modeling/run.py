@@ -285,8 +285,9 @@ def start_language_model(
     labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
     size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
     cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
-    remarks = (
-        summary.share_of_unknown(text, vocabulary, ids, *cut_off),
-        summary.few_updates(settings, len(ids.train)),
-    )
+
+    def remarks() -> tuple[str | None, ...]:
+        unknown = summary.share_of_unknown(text, vocabulary, ids, *cut_off)
+        return unknown, summary.few_updates(settings, len(ids.train))
+
     return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)

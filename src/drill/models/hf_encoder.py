@@ -37,7 +37,8 @@ class HfEncoder(Encoder):
         dropout: of the embedded tokens, of the output, and wherever the model type has one.
         init_std: of the embedding and of all matrices.
         low_precision_residual: under autocast, hidden states between blocks have its dtype, not
-            float32: less memory traffic, more rounding.
+            float32: less memory traffic, more rounding. Without effect on types that add learned
+            positions in float32, such as gpt2.
     """
 
     carries_state = False

@@ -93,8 +93,12 @@ def start_translation(
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
 
     size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-    dropped = left_out(data.train.report, settings.filters)
-    return Start(task, save, size, (dropped, None if start is None else start.remark()), more)
+
+    def remarks() -> tuple[str | None, ...]:
+        dropped = left_out(data.train.report, settings.filters)
+        return dropped, None if start is None else start.remark()
+
+    return Start(task, save, size, remarks, more)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drill.data.parallel.pairs import Pairs
 from drill.data.parallel.subwords import BEGIN, END, PAD
-from drill.errors import DataError
+from drill.errors import DataError, check_value
 
 IGNORE_INDEX = -100  # the target at padding; the losses leave it out
 
@@ -71,6 +71,15 @@ class PairBatches:
         size: int = 1,
         long_alone: bool = False,
     ) -> None:
+        for name, value, least in (
+            ("max_tokens", max_tokens, 1),
+            ("multiple", multiple, 1),
+            ("seed", seed, 0),
+            ("rank", rank, 0),
+            ("size", size, rank + 1),
+        ):
+            wanted = f"at least {least}"
+            check_value(value >= least, f"PairBatches: {name}", wanted, value, DataError)
         if not len(pairs):
             raise DataError("PairBatches: there is no pair; give a text with lines")
         self.pairs = pairs
@@ -94,6 +103,8 @@ class PairBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         """The batches ``start``, ``start + 1``, ... of an epoch, whose number decides the order."""
+        known = f"in 0 to {len(self)}"
+        check_value(0 <= start <= len(self), "PairBatches: start", known, start, DataError)
         # The legacy generator: its numbers stay the same in every version of numpy.
         seeds = np.random.SeedSequence([self.seed, epoch])
         random = np.random.RandomState(np.random.MT19937(seeds))

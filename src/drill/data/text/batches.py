@@ -101,6 +101,11 @@ class SequenceLengths:
     """
 
     def __init__(self, seed: int, bptt: int, cap: int | None = None) -> None:
+        seeds = "in 0 to 2**32 - 1"
+        check_value(0 <= seed < 2**32, "SequenceLengths: seed", seeds, seed, DataError)
+        check_value(bptt >= 1, "SequenceLengths: bptt", "at least 1", bptt, DataError)
+        capped = cap is None or cap >= 1
+        check_value(capped, "SequenceLengths: cap", "at least 1", cap, DataError)
         self.bptt = bptt
         self.cap = cap
         self._random = np.random.RandomState(seed)

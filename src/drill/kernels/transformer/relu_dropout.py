@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.runtime.autograd import once_differentiable
+from drill.kernels.runtime.checks import require
 from drill.kernels.transformer.autocast_linear import (
     Weights,
     check_map,
@@ -42,6 +43,7 @@ def relu_dropout(
         check_map("relu_dropout", "x_map", x_map, x.shape[-1], None)
     width = x.shape[-1] if x_map is None else x_map.weight.shape[0]
     check_vector("relu_dropout", "bias", bias, width)
+    require(dropout == 0.0 or seed is not None, "relu_dropout", "seed", "a tensor", seed)
     matrix, half = (None, None) if x_map is None else (x_map.weight, x_map.half)
     return cast(Tensor, _ReluDropout.apply(x, matrix, half, bias, seed, float(dropout)))
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.runtime.autograd import once_differentiable
-from drill.kernels.runtime.checks import invalid
+from drill.kernels.runtime.checks import invalid, require
 from drill.kernels.runtime.dispatch import triton_missing
 from drill.kernels.transformer.autocast_linear import (
     Weights,
@@ -87,6 +87,8 @@ def residual_norm(
         r or n in the dtype of x, and n in ``dtype``.
     """
     _check_shapes(x, y, y_map, weight=weight, bias=bias, y_bias=y_bias)
+    dropped = y is not None and dropout > 0.0
+    require(not dropped or seed is not None, "residual_norm", "seed", "a tensor", seed)
     dtype = x.dtype if dtype is None else dtype
     matrix, half = (None, None) if y_map is None else (y_map.weight, y_map.half)
     numbers = float(dropout), float(epsilon)

@@ -33,14 +33,14 @@ class Start:
         task: for ``fit``.
         save: writes the files of the task.
         size: of the corpus, such as ``"929,589 tokens, 10,000 words"``.
-        remarks: lines for the user, None for nothing; a resume shows the first one again.
+        remarks: gives lines for the user, None for nothing; a resume shows the first one again.
         environment: entries of environment.json for a run that starts.
     """
 
     task: Task
     save: Callable[[], object]
     size: str
-    remarks: tuple[str | None, ...]
+    remarks: Callable[[], tuple[str | None, ...]]
     environment: dict[str, Any] = field(default_factory=dict)
 
 

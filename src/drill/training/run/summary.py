@@ -39,9 +39,9 @@ def sizes(settings: Settings, start: Start) -> str:
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {start.size}"
     )
-    lines = start.remarks
+    lines = () if has_ended(run, settings) else start.remarks()
     if run.last.exists():
-        lines = () if has_ended(run, settings) else lines[:1]
+        lines = lines[:1]
     return "\n".join([line, *(each for each in lines if each is not None)])
 
 
