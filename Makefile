@@ -38,9 +38,9 @@ format: $(INSTALLED) ## Rewrite the code in the project's style
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## Run every benchmark in bench/
-	for name in layers loss memory inference lstm step translation gpt; do \
-		$(BIN)/python bench/$$name.py $(OPTIONS) || exit 1; \
-	done
+	status=0; for name in layers loss memory inference lstm step translation gpt; do \
+		$(BIN)/python bench/$$name.py $(OPTIONS) || status=1; \
+	done; exit $$status
 
 demo: $(INSTALLED) ## Train two output layers on the embedded corpus and compare them
 	$(BIN)/python -m drill demo

@@ -234,6 +234,7 @@ class Report:
             row = {"benchmark": self.benchmark, "name": name, **about, **self.machine}
             self.rows.append(row | facts | result)
             append(self.path, self.rows[-1])
+        print(f"{self.benchmark}: {title(self.rows[-1])} done", file=sys.stderr, flush=True)
 
     def finish(self, *notes: str) -> None:
         """Print the tables, the errors and ``notes``."""
