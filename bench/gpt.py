@@ -92,9 +92,8 @@ def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
 
         return step
 
-    def ours(layer: str, low: bool = False) -> Step:
+    def ours(layer: str) -> Step:
         chosen = settings(setting.name, layer, quick)
-        chosen = chosen.changed(encoder={"low_precision_residual": low})
         model = build.language_model(chosen, vocabulary(setting.size.labels), setting.device)
         optimizer = build_optimizer(chosen)
         optimizer.setup(model.train().named_parameters())
@@ -106,7 +105,6 @@ def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
         return our_step(steps, data, bptt)
 
     models = {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}
-    models["drill tied, bfloat16 residual"] = lambda: ours("tied", low=True)
     return {BASE: loop, TRAINER: trainer, **models}
 
 

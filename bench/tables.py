@@ -280,6 +280,7 @@ def verdict(line: Aim) -> str:
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
 TRANSLATORS = "docs/figures.md#the-translators"
+STUDIES = ("ptb", "demo-maps", "multi30k", "multi30k-maps")
 COMPARED = "europarl"
 """The corpus whose layers are compared by single runs, not by a study."""
 
@@ -369,7 +370,12 @@ def study(name: str) -> States:
 
 
 def study_table(name: str) -> Iterator[str]:
-    return iter(stage_table(study(name), "train").markdown().splitlines())
+    """A table for each stage."""
+    states = study(name)
+    for stage in states.plan.stages:
+        yield from [f"**{stage}**", ""] if len(states.plan.stages) > 1 else []
+        yield from stage_table(states, stage).markdown().splitlines()
+        yield from [""] if stage != states.plan.stages[-1] else []
 
 
 def study_of_translators(name: str) -> list[str]:
@@ -430,7 +436,7 @@ def pages() -> dict[Path, str]:
     tables = {
         "README.md": {"headline": headline(rows, runs)},
         "docs/figures.md": {
-            **{name: study_table(name) for name in ("multi30k", "multi30k-maps")},
+            **{name: study_table(name) for name in STUDIES},
             "bleu": ledger.bleu(compared_translators(runs)),
             "layers": layers_and_losses(rows),
             "aims": aims_table(rows),

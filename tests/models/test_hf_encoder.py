@@ -54,15 +54,6 @@ def test_model_types_read_a_window(model_type):
     assert torch.allclose(made(changed).output[:5], found.output[:5], atol=1e-6)  # causal
 
 
-@pytest.mark.parametrize(("low", "autocast"), [(False, True), (True, False), (True, True)])
-def test_residual_has_the_dtype_of_autocast_where_asked(low, autocast):
-    made, seen = encoder(low_precision_residual=low), []
-    made.body.layers[1].register_forward_pre_hook(lambda block, args: seen.append(args[0].dtype))
-    with torch.autocast("cpu", torch.float16, enabled=autocast):
-        made(some_ids()).output.float().sum().backward()
-    assert seen == [torch.float16 if low and autocast else torch.float32]
-
-
 def test_loss_equals_that_of_transformers():
     mine = model()
     nn.init.zeros_(mine.layer.bias)

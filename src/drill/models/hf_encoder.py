@@ -36,9 +36,6 @@ class HfEncoder(Encoder):
         context_length: the longest window.
         dropout: of the embedded tokens, of the output, and wherever the model type has one.
         init_std: of the embedding and of all matrices.
-        low_precision_residual: under autocast, hidden states between blocks have its dtype, not
-            float32: less memory traffic, more rounding. Without effect on types that add learned
-            positions in float32, such as gpt2.
     """
 
     carries_state = False
@@ -56,7 +53,6 @@ class HfEncoder(Encoder):
         context_length: int = 1024,
         dropout: float = 0.0,
         init_std: float = 0.02,
-        low_precision_residual: bool = False,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
@@ -70,7 +66,6 @@ class HfEncoder(Encoder):
         self.output_size = d
         self.context_length = context_length
         self.dropout = check_fraction(owner, "dropout", dropout)
-        self.low_precision_residual = low_precision_residual
         self.embedding = embedding
         for p in cast(nn.Module, embedding).parameters():
             nn.init.normal_(p, std=init_std)
@@ -122,10 +117,7 @@ class HfEncoder(Encoder):
         return hidden
 
     def _input(self, ids: Tensor) -> Tensor:
-        x = self._drop(self.embed(ids))
-        if self.low_precision_residual and torch.is_autocast_enabled(x.device.type):
-            return x.to(torch.get_autocast_dtype(x.device.type))
-        return x
+        return self._drop(self.embed(ids))
 
     def _drop(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)

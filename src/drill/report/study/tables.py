@@ -105,7 +105,8 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     for key in ("device", "commit"):
         values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
-    changes = recipe_changes(replace(each, name=name) for name, each in results)
+    trained = results if stage in TRAINING else []
+    changes = recipe_changes(replace(each, name=name) for name, each in trained)
     return Table.of(rows, notes, changes)
 
 
