@@ -10,7 +10,8 @@ from drill.report.tables.markup import Table, markdown_text
     [
         ("ptb_tied-seed_28", "ptb_tied-seed_28"), ("_x_ *y* `z`", r"\_x\_ \*y\* \`z\`"),
         ("a|b\nc", r"a\|b c"), ("[x](javascript:y)", r"\[x\](javascript:y)"),
-        ("<b> &amp; \\", r"\<b\> \&amp; \\"), ("60.1 ± 0.2", "60.1 ± 0.2"),
+        ("<b> &amp; \\", r"\<b> \&amp; \\"), ("60.1 ± 0.2", "60.1 ± 0.2"),
+        ("< 0.1 -> 0.2", "< 0.1 -> 0.2"), ("> x", r"\> x"),
     ],
 )  # fmt: skip
 def test_markdown_of_a_text_reads_as_the_text(text, markdown):

@@ -35,7 +35,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue, words separated by spaces.")] = "",
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
     temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy decoding.")
     ] = 1.0,
     top_k: Annotated[
         int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")

@@ -29,7 +29,7 @@ def translate(
     ] = False,
     n_best: Annotated[int, typer.Option(min=1, help="Number of translations per line.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option(help="With --sample: temperature; 1 by default.")
+        float | None, typer.Option(min=0.0, help="With --sample: temperature; 1 by default.")
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(min=1, help="With --sample: only the k most probable tokens.")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # Emphasis, code, links, tags, tables, entities, mathematics; an underscore inside a word is none.
-_MARKDOWN = re.compile(r"[\\`*\[\]<>|&~$]|(?<![^\W_])_|_(?![^\W_])")
+_MARKDOWN = re.compile(r"[\\`*\[\]|&~$]|<(?! )|^>|(?<![^\W_])_|_(?![^\W_])")
 
 
 def markdown_text(text: object) -> str:
