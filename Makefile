@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv test test-slow test-all lint format bench demo docs wheel clean
+.PHONY: help .venv test test-slow test-all lint format bench demo docs dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ format: $(INSTALLED) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## Run every benchmark in bench/
+bench: $(INSTALLED) ## Run the benchmarks in bench/ that need no corpus
 	status=0; for name in layers loss memory inference lstm step translation gpt; do \
 		$(BIN)/python bench/$$name.py $(OPTIONS) || status=1; \
 	done; exit $$status
@@ -50,8 +50,8 @@ docs: $(INSTALLED) ## Build the documentation site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built build/site: $(BIN)/python -m http.server --directory build/site"
 
-wheel: $(INSTALLED) ## Build the wheel into dist/
-	$(BIN)/python -m build --wheel --no-isolation
+dist: $(INSTALLED) ## Build wheel and sdist into dist/
+	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove build outputs and caches; .venv and runs stay
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

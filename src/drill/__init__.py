@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drill.kernels.loss.nll import nll
     from drill.layers import (
         LAYERS,
         AdaptiveSoftmax,
@@ -67,12 +68,14 @@ __all__ = [
     "TiedSoftmax",
     "__version__",
     "load",
+    "nll",
     "train",
 ]
 
 _RUNS = {
     "Recipe": ("drill.training.settings", "recipe"),
     "load": ("drill.tasks", "load"),
+    "nll": ("drill.kernels.loss.nll", "nll"),
     "train": ("drill.tasks", "train"),
 }
 

@@ -91,17 +91,18 @@ class ProgressLines:
             self._estimate(report)
 
     def _estimate(self, report: Progress) -> None:
-        """After the first seconds of training; not for epochs that end sooner."""
+        """After the first seconds of training, or after an epoch that ends sooner."""
         now = time.monotonic()
         if self._start is None:
             self._start = report.epoch, report.share, now
         epoch, share, start = self._start
-        self._estimated = report.epoch != epoch
-        if now - start >= FIRST_AFTER - 1.0 and report.share > share and not self._estimated:
+        done = report.epoch - epoch + report.share - share  # epochs
+        if done > 0.0 and (now - start >= FIRST_AFTER - 1.0 or report.epoch != epoch):
             self._estimated = True
-            seconds = (now - start) / (report.share - share)
+            seconds = (now - start) / done
             if not self.quiet:
-                self.write(f"about {duration(seconds)} per epoch without validation")
+                epochs = f"{report.epochs} epochs" if report.epochs > 1 else "the epoch"
+                self.write(f"about {duration(seconds * report.epochs)} for {epochs}")
 
 
 def state(report: Progress) -> str:
