@@ -36,7 +36,7 @@ VALUES = (*map(str, WHOLE), *NUMBERS, *OTHERS)
 
 READERS = {
     "language model": (
-        ("generate", "RUN", "--tokens", "3"),
+        ("generate", "RUN", "--max-new-tokens", "3"),
         ("score", "RUN", "lines.txt"),
         ("evaluate", "RUN"),
         ("cache", "RUN"),
@@ -181,7 +181,14 @@ def odd_settings(place: Path, drawn: random.Random) -> Iterator[tuple[str, list[
 
 def odd_arguments(place: Path, drawn: random.Random) -> Iterator[tuple[str, list[str]]]:
     options = {
-        "generate": ("--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--prompt"),
+        "generate": (
+            "--max-new-tokens",
+            "--temperature",
+            "--top-k",
+            "--top-p",
+            "--seed",
+            "--prompt",
+        ),
         "score": ("--device", "--weights", "--words"),
         "evaluate": ("--device", "--weights", "--text", "--batch-size", "--split"),
         "cache": ("--lambda", "--theta", "--window", "--chunk"),

@@ -23,7 +23,16 @@ def test_the_version():
 
 
 def test_json_holds_the_sizes_and_exact_counts():
-    arguments = ["--vocabulary", "507", "--width", "24", "--hidden", "40", "--joint", "12"]
+    arguments = [
+        "--vocabulary",
+        "507",
+        "--embedding-dim",
+        "24",
+        "--hidden-size",
+        "40",
+        "--joint",
+        "12",
+    ]
     answer = json.loads(drill("layers", *arguments, "--tokens", "33", "--json").output)
     assert answer["vocabulary"] == 507
     assert answer["hidden"] == 40
@@ -36,17 +45,24 @@ def test_json_holds_the_sizes_and_exact_counts():
 
 
 def test_layers_that_need_equal_widths_say_so():
-    output = drill("layers", "--width", "24", "--hidden", "40").output
+    output = drill("layers", "--embedding-dim", "24", "--hidden-size", "40").output
     assert "d_h = d = 24" in output
     assert output.strip().endswith("sampled, adaptive, sigsoftmax, plif, softcap")
-    assert "d_h = d = 24" not in drill("layers", "--width", "24").output
+    assert "d_h = d = 24" not in drill("layers", "--embedding-dim", "24").output
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--vocabulary", "1"), ("--tokens", "many"), ("--joint", "2.5")]
+    ("words", "option", "value"),
+    [
+        (["layers"], "--vocabulary", "1"),
+        (["layers"], "--tokens", "many"),
+        (["layers"], "--joint", "2.5"),
+        (["generate", "run"], "--temperature", "nan"),
+        (["translate", "run", "--sample"], "--temperature", "-1"),
+    ],
 )
-def test_a_wrong_number_ends_in_one_sentence(option, value):
-    done = drill("layers", option, value)
+def test_a_wrong_number_ends_in_one_sentence(words, option, value):
+    done = drill(*words, option, value)
     assert done.exit_code == 2
     (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
     assert option in error

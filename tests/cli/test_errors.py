@@ -108,7 +108,6 @@ def test_messages_are_one_line_of_bounded_length():
         (["data", "gone"], "gone: "),
         (["data", "multi30k", "--min-count", "2"], "--min-count: "),
         (["export", "runs/tiny", "out"], "runs/tiny: "),
-        (["generate", "runs/tiny", "--temperature", "nan"], "temperature"),
         (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
         (["score", "runs/tiny", "--header", "--json"], "--header: "),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: "),

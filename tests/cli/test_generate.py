@@ -13,7 +13,16 @@ READ_AS_UNK = "not in the vocabulary, read as <unk>: "
 
 
 def test_generate_prints_the_prompt_and_notes_unknown_words(drill):
-    words = ("generate", "runs/tiny", "--prompt", "the boat", "--tokens", "12", "--seed", "3")
+    words = (
+        "generate",
+        "runs/tiny",
+        "--prompt",
+        "the boat",
+        "--max-new-tokens",
+        "12",
+        "--seed",
+        "3",
+    )
     code, out, err = drill(*words)
     assert code == 0
     assert err.startswith(f"{READ_AS_UNK}the\n{UNTRAINED}")
@@ -24,13 +33,15 @@ def test_generate_prints_the_prompt_and_notes_unknown_words(drill):
 
 def test_every_sample_starts_with_the_prompt_or_none(drill):
     words = ("generate", "runs/tiny", "--prompt", "sea is ", "--samples", "2", "--seed", "3")
-    _, out, _ = drill(*words, "--tokens", "4")
+    _, out, _ = drill(*words, "--max-new-tokens", "4")
     texts = out.removesuffix("\n").split("\n\n")
     assert [text[:6] for text in texts] == ["sea is"] * 2
     assert "\033" not in out
-    _, bare, _ = drill(*words, "--tokens", "4", "--no-echo")
+    _, bare, _ = drill(*words, "--max-new-tokens", "4", "--no-echo")
     assert bare == out.replace("sea is", "")
-    assert not drill("generate", "runs/tiny", "--tokens", "3", "--seed", "1")[1].startswith(" ")
+    assert not drill("generate", "runs/tiny", "--max-new-tokens", "3", "--seed", "1")[1].startswith(
+        " "
+    )
 
 
 def test_score_reads_standard_input_and_files(drill, fails, place):
@@ -106,6 +117,6 @@ def test_reading_commands_write_nothing_into_the_run(drill, place):
         return {str(path): path.read_bytes() for path in (place / "runs/tiny").rglob("*.*")}
 
     before = files()
-    assert drill("generate", "runs/tiny", "--tokens", "8", "--device", "cpu")[0] == 0
+    assert drill("generate", "runs/tiny", "--max-new-tokens", "8", "--device", "cpu")[0] == 0
     assert drill("score", "runs/tiny", stdin="the sea\n")[0] == 0
     assert files() == before

@@ -245,7 +245,7 @@ def test_a_run_trained_by_some_kernels_is_used_by_others(
     assert 'impl = "auto"' in rest
     changed = rest.replace('impl = "auto"', f'impl = "{value}"', 1)
     run.joinpath("recipe.toml").write_text(head + section + changed)
-    assert drill("generate", f"runs/by-{value}", "--tokens", "3", *CPU)[0] == 0
+    assert drill("generate", f"runs/by-{value}", "--max-new-tokens", "3", *CPU)[0] == 0
     assert load_run(run, device="cpu").settings != load_run(place / "runs" / "tiny").settings
     more = ("train", f"runs/by-{value}", *sets("training.epochs=3"), *CPU)
     key = f"{table}.impl=auto"

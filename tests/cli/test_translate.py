@@ -121,7 +121,6 @@ def test_greedy_and_samples(drill):
         (["--seed", "3"], "a", "--seed: "),
         (["--temperature", "0.5"], "a", "--temperature: "),
         (["--length-penalty", "nan"], "a", "length_penalty"),
-        (["--sample", "--temperature", "-1"], "a", "temperature"),
         (["nowhere.txt"], "a", "nowhere.txt: "),
         ([], b"abc\n\xff\n", "standard input: line 2 "),
     ],

@@ -132,7 +132,7 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(layer):
         ("encoder.name=awd", "encoder.name", "did you mean awd-lstm?"),
         ("encoder.embedding=x", "encoder.embedding", "did you mean "),
         ("optimizer.name=adam", "optimizer.name", "did you mean adamw?"),
-        ("training.name=sgd", "training.name", "is no setting; "),
+        ("training.name=sgd", "training.name", "unknown setting; "),
         ("layer.inner.name=tied", "layer.inner", "deep-residual wraps no other layer"),
         ("layer=3", "layer", "must be a table, got 3; write [layer]"),
         ("training.epochs.x=1", "training.epochs", "must be an integer, got {'x': 1}"),
@@ -141,7 +141,7 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(layer):
         ("layer.name=adaptive layer.cutoffs=3", "layer.cutoffs", "a list of integers"),
         ("layer.name=mixture layer.inner=tied", "layer.inner", "must be a table"),
         ("layer.name=mixture layer.inner.name=sampled", "layer.inner.name", "a layer of one"),
-        ("layer.name=mixture layer.inner.depth=2", "layer.inner.depth", "is no setting of tied"),
+        ("layer.name=mixture layer.inner.depth=2", "layer.inner.depth", "unknown setting of tied"),
     ],
 )
 def test_an_error_has_a_key_and_a_hint(changes, key, hint):

@@ -141,7 +141,7 @@ def test_gpu_run_logs_its_kernels_once(here, tmp_path, caplog, monkeypatch):
 def test_each_task_has_its_own_loader(here):
     with pytest.raises(RunFolderError, match="is a translator, not a language model"):
         load_run("runs/tiny")
-    with pytest.raises(RunFolderError, match="holds no run"):
+    with pytest.raises(RunFolderError, match="is not a run folder"):
         load_translation("runs/nothing")
     with pytest.raises(SettingsError, match="finetuning is for language models"):
         finetune_settings("runs/tiny")

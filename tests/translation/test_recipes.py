@@ -64,7 +64,7 @@ def test_papers_model_has_the_papers_size():
         ("training.gradient_accumulation_steps=0", "must be at least 1, got 0"),
         ("training.label_smoothing=1", "must be in [0, 1), got 1.0"),
         ("training.length_penalty=inf", "must be a finite number, got inf"),
-        ("training.bptt=3", "is no setting"),
+        ("training.bptt=3", "unknown setting"),
     ],
 )
 def test_wrong_setting_is_named(change, fault):
@@ -75,7 +75,7 @@ def test_wrong_setting_is_named(change, fault):
 
 
 def test_table_of_translation_is_none_of_a_language_model():
-    with pytest.raises(SettingsError, match="subwords: is no table of a recipe"):
+    with pytest.raises(SettingsError, match="subwords: unknown table"):
         recipe("demo-drill", ["subwords.size=300"])
 
 

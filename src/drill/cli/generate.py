@@ -33,7 +33,7 @@ COLUMNS = ("log p", "tokens", "unknown", "perplexity", "text")
 def generate(
     run: options.Run,
     prompt: Annotated[str, typer.Option(help="Text to continue, words separated by spaces.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy decoding.")
     ] = 1.0,
@@ -69,7 +69,7 @@ def generate(
             loaded.model,
             loaded.vocabulary,
             prompt=prompt,
-            tokens=tokens,
+            tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,

@@ -111,7 +111,12 @@ class Setting(NamedTuple):
 
 def settings(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A recipe name, a .toml file or a run folder.")
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A recipe name, a .toml file or a run folder.",
+            autocompletion=options.recipes_from,
+        ),
     ],
     change: options.Set = None,
     as_json: options.Json = False,
@@ -235,9 +240,11 @@ of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state
 
 def layers(
     vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, vocabulary size.")] = 10_000,
-    width: Annotated[int, typer.Option(min=1, max=10**5, help="d, embedding size.")] = 400,
+    width: Annotated[
+        int, typer.Option("--embedding-dim", min=1, max=10**5, help="d, size of the embeddings.")
+    ] = 400,
     hidden: Annotated[
-        int | None, typer.Option(min=1, max=10**5, help="d_h, hidden size; d by default.")
+        int | None, typer.Option("--hidden-size", min=1, max=10**5, help="d_h; d by default.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=10**6, help="N, tokens per step.")] = 1_400,
     depth: Annotated[int, typer.Option(min=0, max=1000, help="Depth of deep-residual.")] = 4,

@@ -11,6 +11,7 @@ import typer
 
 from drill.errors import DataError, DrillError, SettingsError
 from drill.files import BYTE_ORDER_MARK, UNPACKING_FAULTS
+from drill.recipes.reader import recipe_names
 
 ZERO_PROBABILITY = "the weights give a word zero probability; evaluate others, or train again"
 
@@ -39,7 +40,7 @@ Precision = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show progress about once a minute only.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,6 +59,11 @@ LengthPenalty = Annotated[
 BatchTokens = Annotated[
     int, typer.Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
 ]
+
+
+def recipes_from(start: str) -> list[str]:
+    """Names that complete ``start``, for the shell."""
+    return [name for name in recipe_names() if name.startswith(start)]
 
 
 @contextmanager

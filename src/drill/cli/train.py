@@ -25,7 +25,9 @@ def train(
     recipes: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE", help="Recipe names, .toml files, or run folders to resume."
+            metavar="RECIPE",
+            help="Recipe names, .toml files, or run folders to resume.",
+            autocompletion=options.recipes_from,
         ),
     ],
     change: options.Set = None,

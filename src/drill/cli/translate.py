@@ -47,9 +47,10 @@ def translate(
     ] = False,
     as_json: options.Json = False,
     max_ratio: Annotated[
-        float, typer.Option(help="Maximum length, in subwords per source subword,")
+        float,
+        typer.Option(help="Maximum length in subwords: max-ratio x source length + max-extra."),
     ] = 1.0,
-    max_extra: Annotated[int, typer.Option(help="plus this many subwords.")] = 50,
+    max_extra: Annotated[int, typer.Option(help="See --max-ratio.")] = 50,
     batch_tokens: options.BatchTokens = 4096,
     max_source: Annotated[
         int, typer.Option(min=1, help="Truncate source lines to this many subwords.")

@@ -80,7 +80,7 @@ def with_defaults(
             if f"{where}.{key}" in RENAMED:
                 near = f"; it is now {RENAMED[f'{where}.{key}']}"
             raise SettingsError(
-                f"is no setting{named}{near or nearest(key, [*arguments, *also], f'{where}.')}",
+                f"unknown setting{named}{near or nearest(key, [*arguments, *also], f'{where}.')}",
                 key=f"{where}.{key}",
             )
         if not fits_kind(_read_none(value, arguments[key]), arguments[key].annotation):

@@ -144,7 +144,7 @@ def resolve_settings(tables: Mapping[str, Any]) -> Settings:
             inside = [] if isinstance(value, dict) else _meant(key, tables, checks)
             mean = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, [*checks])
             mean = f"; it is now {RENAMED[key]}" if key in RENAMED else mean
-            raise SettingsError(f"{key}: is no table of a recipe{mean}")
+            raise SettingsError(f"{key}: unknown table{mean}")
     for key, meaning in (
         ("recipe", "the name of these settings"),
         (INIT_FROM, "the folder of a run"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from drill.language_modeling.run import LanguageModelRun
 
 # What the arguments of the functions are called on the command line.
-DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--epsilon:"}
+DYNAMIC_NAMES = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--eps:"}
 CACHE_NAMES = {"window": "--window:", "theta": "--theta:", "lamb": "--lambda:"}
 
 SearchOption = Annotated[bool, typer.Option("--search", help="Tune on the validation split first.")]
@@ -36,7 +36,8 @@ def dynamic(
         float, typer.Option(help="Decay of the weights towards the trained ones.")
     ] = 0.002,
     epsilon: Annotated[
-        float, typer.Option(help="Added to the RMS of the gradients that steps are divided by.")
+        float,
+        typer.Option("--eps", help="Added to the RMS of the gradients that steps are divided by."),
     ] = 2e-5,
     segment_length: Annotated[
         int, typer.Option(min=1, help="Tokens between two gradient steps.")
@@ -140,7 +141,11 @@ def cache(
         float, typer.Option("--lambda", help="Weight of the cache in the mixture, 0 to 1.")
     ] = 0.1,
     published: Annotated[
-        bool, typer.Option("--published", help="Skip the tokens that the released code skips.")
+        bool,
+        typer.Option(
+            "--published",
+            help="No cache at the start of the text and of chunks, as in the released code.",
+        ),
     ] = False,
     chunk: Annotated[
         int, typer.Option(min=1, help="Tokens read at a time; --published skips by it.")

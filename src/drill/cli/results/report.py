@@ -61,7 +61,7 @@ def report(
     for path in ledger or []:
         read_ledger(path)  # fails now, not after minutes
     if as_markdown and (bands or samples):
-        raise SettingsError("has no bands and no samples; leave it out", key="--markdown")
+        raise SettingsError("cannot be combined with --bands or --samples", key="--markdown")
     if as_markdown:
         typer.echo(markdown(folders, ledger or []))
         return

@@ -57,7 +57,7 @@ def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> b
     if found := run.foreign_files():
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise RunFolderError(
-            f"{run.path}: holds no run, but {found[0]}{more}; give this one another --name, or "
+            f"{run.path}: has no run, but {found[0]}{more}; give this one another --name, or "
             "empty the folder"
         )
     begun = run.last.exists() or run.best.exists()

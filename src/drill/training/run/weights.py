@@ -45,16 +45,13 @@ def settings_of(run: RunFolder, task: str | None = None) -> Settings:
     """The settings of a run; RunFolderError if it is not one of ``task``."""
     if not run.path.is_dir() or not run.recipe.exists():
         raise RunFolderError(
-            f"{run.path}: holds no run (no recipe.toml); name a folder of `drill train`"
+            f"{run.path}: is not a run folder (no recipe.toml); name one that `drill train` made"
         )
     run.check_files()
     settings = read_settings(run.recipe)
     if task not in (None, settings.task):
         kinds = {LANGUAGE_MODEL: "language model", TRANSLATION: "translator"}
-        raise RunFolderError(
-            f"{run.path}: is a {kinds[settings.task]}, not a {kinds[task]}; drill.load in Python "
-            "loads either"
-        )
+        raise RunFolderError(f"{run.path}: is a {kinds[settings.task]}, not a {kinds[task]}")
     return settings
 
 
