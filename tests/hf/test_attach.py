@@ -336,6 +336,14 @@ def test_models_without_a_head_or_with_one_of_ours():
         attach(attach(build("llama"), depth=1))
 
 
+def test_a_masked_language_model_is_refused():
+    """Its labels are not shifted, ours are."""
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    config = T.BertConfig(vocab_size=V, hidden_size=32, **sizes)
+    with pytest.raises(TypeError, match="next token"):
+        attach(T.BertForMaskedLM(config))
+
+
 def test_unknown_change_of_logits_raises():
     config = T.CohereConfig(
         vocab_size=V,

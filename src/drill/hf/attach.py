@@ -75,10 +75,11 @@ def attach(
     if matrix.get("apply_to", "output") != "output":
         raise ValueError(f"attach: apply_to must be 'output', got {matrix['apply_to']!r}")
     linear = model.get_output_embeddings()
-    if type(linear) is not nn.Linear or not model._tied_weights_keys:
+    linear_head = type(linear) is nn.Linear and model._tied_weights_keys
+    if not linear_head or not model.can_generate():  # such as BertForMaskedLM
         raise TypeError(
-            f"attach: {type(model).__name__} has no linear head over the rows of an embedding; "
-            "give a causal or a sequence-to-sequence language model"
+            f"attach: {type(model).__name__} does not predict the next token by a linear head over "
+            "the rows of an embedding; give a causal or a sequence-to-sequence language model"
         )
     _check_logits(model, linear)
     tied = linear.weight is label_embedding(model)[1].weight
