@@ -76,16 +76,16 @@ def train(
     run = RunFolder(folder)
     start_task = start_translation if settings.task == TRANSLATION else start_language_model
     with world(place) as processes:
-        if not processes.first:
+        if not processes.is_main:
             data_progress = on_start = None
-        with run.locked() if processes.first else nullcontext():
+        with run.locked() if processes.is_main else nullcontext():
             given = (settings, run, build_optimizer(settings), place, processes)
             start = start_task(*given, data_progress, on_start)
             record_start(start, settings)
             if on_start is not None:
                 on_start(sizes(settings, start))
             outcome = fit(start.task, progress)
-        if processes.first and isinstance(outcome.test, Perplexity):
+        if processes.is_main and isinstance(outcome.test, Perplexity):
             labels = start.task.model.layer.vocabulary_size
             remark = no_better_than_guessing(outcome.test.perplexity, labels)
             if remark is not None:

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
             def watched(state: TrainingState, *arguments) -> bool:
                 better = update_best(state, *arguments)
-                assert not better or bool(state.best_weights) == mine.first
+                assert not better or bool(state.best_weights) == mine.is_main
                 return better
 
             TrainingState.update_best = watched

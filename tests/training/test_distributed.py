@@ -166,10 +166,10 @@ folder = Path(sys.argv[1])
 while len(list(folder.iterdir())) < 2:  # what is loaded counts for nobody's patience
     time.sleep(0.05)
 with world(torch.device("cpu"), timeout=4.0) as mine:
-    if mine.first:
+    if mine.is_main:
         time.sleep(6.0)
-    mine.wait()
-    print(mine.broadcast_object("learnt" if mine.first else None))
+    mine.barrier()
+    print(mine.broadcast_object("learnt" if mine.is_main else None))
 """
 
 
@@ -204,19 +204,19 @@ def test_processes_that_read_different_checkpoints_are_an_error(tmp_path, monkey
         small_run(tmp_path)
 
 
-def test_processes_share_the_columns_in_order():
+def test_processes_split_the_batch_in_order():
     data = torch.arange(24).view(2, 6, 2)
-    parts = [World(rank, 3).columns(data) for rank in range(3)]
+    parts = [World(rank, 3).local_batch(data) for rank in range(3)]
     assert torch.equal(torch.cat(parts, dim=1), data)
-    assert [World(rank, 3).first for rank in range(3)] == [True, False, False]
-    with pytest.raises(DataError, match="a batch of 6 columns cannot be shared by 4 processes"):
-        World(1, 4).columns(data)
+    assert [World(rank, 3).is_main for rank in range(3)] == [True, False, False]
+    with pytest.raises(DataError, match="a batch size of 6 cannot be divided among 4 processes"):
+        World(1, 4).local_batch(data)
 
 
-def test_processes_rotate_their_columns_as_one_process_does():
+def test_processes_rotate_their_part_of_the_batch_as_one_process_does():
     data, offsets = torch.arange(60).view(10, 6), rotations(28, 1, 10, 6)
     worlds = [World(rank, 3) for rank in range(3)]
-    parts = [rotated(each.columns(data), each.columns(offsets)) for each in worlds]
+    parts = [rotated(each.local_batch(data), each.local_batch(offsets)) for each in worlds]
     assert torch.equal(torch.cat(parts, dim=1), rotated(data, offsets))
 
 

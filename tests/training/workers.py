@@ -90,7 +90,7 @@ def first_start(folder: Path, mine: World) -> None:
     small_run(folder / "stopped", optimizer="nt-asgd", world=mine, **NOISY)
     small_run(folder / "two, then one", "deep-residual", interrupted_after(13, "nt-asgd"),
               world=mine, **EXACT)  # fmt: skip
-    if mine.first:
+    if mine.is_main:
         (folder / "found.json").write_text(json.dumps(found))
 
 
@@ -99,7 +99,7 @@ def last_run(folder: Path, mine: World, dies: bool) -> None:
     if dies:
         optimizer = after(20, optimizer, lambda: os.kill(os.getpid(), signal.SIGKILL))
     small_run(folder / "died", optimizer=optimizer, world=mine, **NOISY)
-    if mine.first:
+    if mine.is_main:
         (folder / "restarts").write_text(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 

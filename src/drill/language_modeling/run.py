@@ -249,7 +249,7 @@ def start_language_model(
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a language model, read its text and build it."""
-    begun = check_resume(settings, run, warn=processes.first)
+    begun = check_resume(settings, run, warn=processes.is_main)
     dry_run(settings)
     if on_start is not None:
         on_start(summary.run_summary(settings, run, device, processes))

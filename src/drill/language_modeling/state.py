@@ -55,7 +55,8 @@ class LanguageModelState(TrainingState):
         self.untied = numbers["untied"]
         hidden = tuple(
             tuple(
-                world.columns(tensors[f"hidden/{i}/{j}"]).to(self.nll.device) for j in range(count)
+                world.local_batch(tensors[f"hidden/{i}/{j}"]).to(self.nll.device)
+                for j in range(count)
             )
             for i, count in enumerate(numbers["layers"])
         )

@@ -78,7 +78,7 @@ class LanguageModelTask(Task):
         check_value(bptt <= len(ids.train), "training.bptt", most, bptt, DataError)
         if self.windows and len(whole) > bptt:  # all of one length: the rest is left out
             whole = whole[: (len(whole) - 1) // bptt * bptt + 1]
-        self.data = world.columns(whole).to(device)  # (rows, B)
+        self.data = world.local_batch(whole).to(device)  # (rows, B)
         self.in_order = self.data.clone() if options.partial_shuffle else self.data
         valid = columns(ids.valid, options.valid_batch_size, "training.valid_batch_size")
         self.valid = valid.to(device)
@@ -135,7 +135,7 @@ class LanguageModelTask(Task):
         state, rows = self.state, self.data.shape[0]
         if self.options.partial_shuffle:  # in place: steps read the text where it is
             drawn = rotations(self.options.seed, state.epoch, rows, self.options.batch_size)
-            self.data.copy_(rotated(self.in_order, self.world.columns(drawn)))
+            self.data.copy_(rotated(self.in_order, self.world.local_batch(drawn)))
         fixed = self.windows or not self.options.random_lengths
         lengths = repeat(self.options.bptt) if fixed else state.lengths
         yield from training_segments(rows, lengths, state.position)
@@ -190,7 +190,7 @@ class LanguageModelTask(Task):
             losses, targets = (each.flatten() for each in tokens)
             bands = vocabulary_bands(losses, targets, self.vocabulary, self.corpus)
             row["test_bands"] = [asdict(band) for band in bands]
-        if self.world.first:
+        if self.world.is_main:
             self.run.append_test(row | {"elapsed": self.state.elapsed})
         return valid, test
 

@@ -1,6 +1,6 @@
 """Data-parallel training: several processes started by ``torchrun``.
 
-Every process reads its own columns of the text and has the whole model, whose gradients torch's
+Every process reads its own part of each batch and has the whole model, whose gradients torch's
 DistributedDataParallel averages; or, sharded by FSDP2, a part of every parameter.
 """
 
@@ -32,28 +32,27 @@ class World:
     control: Any = None  # a process group on the CPU, for decisions
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes the files and shows the progress."""
         return self.rank == 0
 
-    def share(self, count: int, what: str, key: str) -> int:
-        """How many of ``count`` are this process's; DataError unless all can have as many."""
+    def per_process(self, count: int, what: str, key: str) -> int:
+        """``count`` divided by the number of processes; DataError with a remainder."""
         if count % self.size != 0:
             raise DataError(
-                f"{what} cannot be shared by {self.size} processes; set training.{key} to "
+                f"{what} cannot be divided among {self.size} processes; set training.{key} to "
                 f"a multiple of {self.size}"
             )
         return count // self.size
 
-    def columns(self, data: Tensor) -> Tensor:
-        """This process's part of (rows, batch, ...): columns are parallel streams of text."""
+    def local_batch(self, data: Tensor) -> Tensor:
+        """This process's part of (length, batch, ...)."""
         if self.size == 1:
             return data
-        own = self.share(data.shape[1], f"a batch of {data.shape[1]} columns", "batch_size")
+        own = self.per_process(data.shape[1], f"a batch size of {data.shape[1]}", "batch_size")
         return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
 
-    def wait(self) -> None:
-        """Barrier: until all processes are here."""
+    def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(group=self.control)
 
@@ -90,7 +89,7 @@ class World:
         found = {}
         for name, tensor in tensors.items():  # one at a time: all would fill the device
             gathered = whole(tensor)
-            if self.first or gathered is tensor:
+            if self.is_main or gathered is tensor:
                 found[name] = gathered
         return found
 

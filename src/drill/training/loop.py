@@ -186,7 +186,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 if state.step % log_interval(state.step, options.log_every) == 0:
                     row = state.training_row(optimizer.now, world)
                     finite(row["train_loss"], task)
-                    if world.first:
+                    if world.is_main:
                         run.append_later(row)
             agreed = state.step % agree_every == 0
             if agreed:
@@ -239,7 +239,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         # test
         save()
         result = None
-        if world.first or task.sharded:
+        if world.is_main or task.sharded:
             with suppress(Interrupted):  # all is saved: the same command tests again
                 result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
@@ -257,7 +257,7 @@ def _validate(task: Task, watch: Watch) -> dict[str, Any]:
     averaged = optimizer.averaging
     with optimizer.averaged_weights():
         found = None
-        if world.first or task.sharded:
+        if world.is_main or task.sharded:
             with suppress(Interrupted):  # the others wait for the result
                 found = task.validate(watch)
         found = world.broadcast_object(found)
@@ -280,7 +280,7 @@ class Reporter:
         shutdown: GracefulShutdown,
     ) -> None:
         self.task, self.state, self.shutdown = task, task.state, shutdown
-        self.progress = progress if task.world.first else None
+        self.progress = progress if task.world.is_main else None
         self.restart()
 
     def restart(self) -> None:
@@ -290,7 +290,7 @@ class Reporter:
 
     def report(self, row: dict[str, Any] | None = None) -> None:
         """Show the progress; ``row`` is the line of a validation."""
-        if row is not None and self.task.world.first:
+        if row is not None and self.task.world.is_main:
             self.task.run.append(row)
         if self.progress is not None:
             self.progress(self._measure(row))
@@ -422,6 +422,6 @@ def saving_best(task: Task) -> Iterator[None]:
     try:
         yield
     except Diverged:
-        if task.world.first:
+        if task.world.is_main:
             task.state.save_best(task.run)
         raise

@@ -169,7 +169,7 @@ class TrainingState(abc.ABC):
         better = self.best is None or score.loss < self.best.loss
         if better:
             self.best, self.best_epoch = score, self.epoch
-            self.best_weights = copied(model, world.first)
+            self.best_weights = copied(model, world.is_main)
         return better
 
     def next_epoch(self) -> None:
@@ -269,11 +269,11 @@ class TrainingState(abc.ABC):
         tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.tensors().items()}
         tensors = world.gather(tensors)
-        if world.first:
+        if world.is_main:
             self.save_best(run)
             run.save_last(tensors, numbers | {"optimizer": optimizer.numbers()})
         self.best_weights = None
-        world.wait()  # until it is on disk
+        world.barrier()  # until it is on disk
         self.tick()
 
     def save_best(self, run: RunFolder) -> None:
@@ -329,7 +329,7 @@ class TrainingState(abc.ABC):
         Returns:
             Whether there was such time; save at once, so that a kill does not lose it.
         """
-        tested = run.test_row() if world.first else None
+        tested = run.test_row() if world.is_main else None
         spent = 0.0
         if tested is not None:
             with readable(run.metrics, "restore it from a copy, or remove its last line"):
@@ -337,6 +337,6 @@ class TrainingState(abc.ABC):
         spent = world.broadcast_object(spent)
         self.elapsed += spent
         self.test_seconds += spent
-        if world.first:
+        if world.is_main:
             run.cut_metrics(self.metrics_size)
         return spent > 0.0

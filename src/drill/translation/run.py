@@ -59,7 +59,7 @@ def start_translation(
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a translator, read its pairs and build it."""
-    begun = check_resume(settings, run, warn=processes.first)
+    begun = check_resume(settings, run, warn=processes.is_main)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():
@@ -71,11 +71,11 @@ def start_translation(
     dry_run(settings, processes, words)
     if on_start is not None:
         on_start(run_summary(settings, run, device, processes))
-    if not processes.first:
-        processes.wait()  # the first process learns and caches what the others read
+    if not processes.is_main:
+        processes.barrier()  # the first process learns and caches what the others read
     data = pairs(settings, subwords, data_progress)
-    if processes.first:
-        processes.wait()
+    if processes.is_main:
+        processes.barrier()
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = data.target_counts().tolist()
     if settings.init_from is not None and uses_counts(settings):

@@ -65,11 +65,11 @@ class TranslationState(TrainingState):
     ) -> None:
         """Also write the recent weights, and remove those that no checkpoint knows any more."""
         for step, weights in self.recent.items():
-            if weights is not None and world.first:
+            if weights is not None and world.is_main:
                 checkpoint.save(run.recent(step), weights, {"step": step})
         self.recent = dict.fromkeys(self.recent)
         super().save(model, optimizer, run, world)
-        if world.first:
+        if world.is_main:
             run.forget_recent(self.recent)
 
     def weight_files(self, run: RunFolder) -> list[Path]:

@@ -22,7 +22,7 @@ from drill.training.precision import autocast_to, sum_dtype
 def batches_per_process(gradient_accumulation_steps: int, world: World) -> int:
     """Batches of a step for each process."""
     what = f"{gradient_accumulation_steps} batches a step"
-    return world.share(gradient_accumulation_steps, what, "gradient_accumulation_steps")
+    return world.per_process(gradient_accumulation_steps, what, "gradient_accumulation_steps")
 
 
 def capture_blocker(

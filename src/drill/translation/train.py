@@ -111,11 +111,11 @@ class TranslationTask(Task):
         self.captured: CapturedGradients | None = None
         if blocker is None:
             self.captured = make_captured_gradients(self.model, options.label_smoothing, autocast)
-        elif self.device.type == "cuda" and self.world.first and options.cuda_graphs:
+        elif self.device.type == "cuda" and self.world.is_main and options.cuda_graphs:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", blocker)
 
     def batches(self) -> Iterator[list[PairBatch]]:
-        if self.world.first:
+        if self.world.is_main:
             self.run.averaged.unlink(missing_ok=True)  # of an earlier, shorter run
         epoch = self.pair_batches.epoch(self.state.epoch, self.state.position)
         yield from iter(lambda: list(islice(epoch, self.batches_per_step)), [])

@@ -48,7 +48,7 @@ def record_start(start: Start, settings: Settings) -> None:
     """Log on a GPU how a run is trained, and describe it in its folder before the first write."""
     task = start.task
     run, device, model = task.run, task.device, task.model
-    if not task.world.first or has_ended(run, settings):
+    if not task.world.is_main or has_ended(run, settings):
         return
     try:
         used = task.kernels(autocast_dtype(settings.training["precision"], device))
