@@ -150,10 +150,10 @@ class LanguageModelTask(Task):
 
     def _untie(self) -> None:
         """Go on with a free matrix; other parameters keep their moments, the best is forgotten."""
-        tensors, numbers = self.optimizer.tensors(), self.optimizer.numbers()
+        saved = self.optimizer.state_dict()
         self.model.layer = untied(self.model.layer)
         self.optimizer.setup(self.model.named_parameters())
-        self.optimizer.load(tensors, numbers)
+        self.optimizer.load_state_dict(saved)
         self.state.untied, self.state.best, self.state.best_weights = True, None, None
         self._prepare_steps()
 

@@ -16,7 +16,14 @@ from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.progress import perplexity_of
-from drill.training.run.checkpoint import check_fits, copied, copy_into, load, under
+from drill.training.run.checkpoint import (
+    check_fits,
+    copied,
+    copy_into,
+    load,
+    split_tensors,
+    under,
+)
 from drill.training.run.folder import RunFolder, readable
 
 logger = logging.getLogger("drill")
@@ -267,11 +274,12 @@ class TrainingState(abc.ABC):
         self.tick()
         tensors, numbers = self.state_dict(world)
         tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in optimizer.tensors().items()}
+        moments, numbers["optimizer"] = split_tensors(optimizer.state_dict())
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
         tensors = world.gather(tensors)
         if world.is_main:
             self.save_best(run)
-            run.save_last(tensors, numbers | {"optimizer": optimizer.numbers()})
+            run.save_last(tensors, numbers)
         self.best_weights = None
         world.barrier()  # until it is on disk
         self.tick()
@@ -306,7 +314,7 @@ class TrainingState(abc.ABC):
                     "train under another name"
                 )
             copy_into(dict(model.named_parameters()), under("model/", tensors), str(run.last))
-            optimizer.load(under("optimizer/", tensors), numbers["optimizer"])
+            optimizer.load_state_dict(under("optimizer/", tensors) | numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)
         return True
 

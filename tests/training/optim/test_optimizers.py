@@ -21,6 +21,7 @@ from drill.training.optim import (
     Sgd,
 )
 from drill.training.optim.averaging import WeightAverage
+from drill.training.run.checkpoint import split_tensors
 
 
 def model() -> nn.Module:
@@ -135,7 +136,8 @@ def test_rates_over_a_run(kind, settings, wanted):
 
 def resumed(optimizer: ScheduledOptimizer, settings: dict) -> ScheduledOptimizer:
     _, again = begin(type(optimizer)(**settings))
-    again.load(optimizer.tensors(), json.loads(json.dumps(optimizer.numbers())))
+    tensors, numbers = split_tensors(optimizer.state_dict())
+    again.load_state_dict(tensors | json.loads(json.dumps(numbers)))
     return again
 
 
@@ -360,17 +362,20 @@ def test_a_resumed_optimizer_is_bit_exact(name, cut):
     train(straight, whole, 10, losses=losses)
     part, first = begin(make())
     train(first, part, cut, losses=losses)
-    tensors = {key: value.clone() for key, value in first.tensors().items()}
+    tensors, numbers = split_tensors(first.state_dict())
     second = make()
     second.setup(part.named_parameters())
-    second.load(tensors, first.numbers())
+    second.load_state_dict({key: value.clone() for key, value in tensors.items()} | numbers)
     if name in AVERAGED:
         assert second.averaging == (cut > 4)
     train(second, part, 10 - cut, start=cut, losses=losses)
-    assert second.numbers() == straight.numbers()
-    assert second.tensors().keys() == straight.tensors().keys()
-    for key, tensor in straight.tensors().items():
-        assert torch.equal(second.tensors()[key], tensor), key
+    (found, numbers), (wanted, expected) = (
+        split_tensors(each.state_dict()) for each in (second, straight)
+    )
+    assert numbers == expected
+    assert found.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        assert torch.equal(found[key], tensor), key
     assert same(values(part), values(whole))
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
@@ -88,12 +87,12 @@ class AdamW(RunScheduled):
     def capture_blocker(self) -> str | None:
         return None
 
-    def numbers(self) -> dict[str, Any]:
-        return {**super().numbers(), "steps": self.steps}
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "steps": self.steps}
 
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        super().load(tensors, numbers)
-        self.steps = numbers["steps"]
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self.steps = saved["steps"]
 
     def rate(self, progress: float) -> float:
         if self.schedule == "inverse-sqrt":

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from drill.errors import check_value
 from drill.training.optim.averaging import AveragedSgd, AverageKind, WeightAverage, replaced
 from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
-from drill.training.run.checkpoint import sharded_as, under
+from drill.training.run.checkpoint import sharded_as, split_tensors, under
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
 LABEL_MAPS = {"maps", "gates", "label_map"}  # what output layers call them
@@ -194,45 +194,31 @@ class ScheduledOptimizer(abc.ABC):
         averages = self.averages()
         return replaced([*averages], [*averages.values()]) if self.averaging else nullcontext()
 
-    # -- saving: tensors by name, and numbers that JSON holds exactly -----------------------------
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The torch optimizer's tensors and the averages, ``<parameter>/<key>``."""
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors of the torch optimizer and averages as ``<parameter>/<key>``, and numbers that
+        JSON holds exactly; ``split_tensors`` separates them."""
         state = self._begun().state
-        found = {
-            f"{name}/{key}": value
-            for name, p in self.parameters.items()
-            for key, value in state.get(p, {}).items()
-            if isinstance(value, Tensor)
-        }
+        found: dict[str, Any] = {"optimizer": {}}
+        for name, p in self.parameters.items():
+            tensors, found["optimizer"][name] = split_tensors(state.get(p, {}))
+            found |= {f"{name}/{key}": value for key, value in tensors.items()}
         if self._late is not None:
             means = zip(self.parameters, self._late.values, strict=True)
             found |= {f"{name}/{MEAN}": value for name, value in means}
-        return found
-
-    def numbers(self) -> dict[str, Any]:
-        """What else the optimizer must remember."""
-        state = self._begun().state
-        found: dict[str, Any] = {
-            "optimizer": {
-                name: {k: v for k, v in state.get(p, {}).items() if not isinstance(v, Tensor)}
-                for name, p in self.parameters.items()
-            }
-        }
         if self.late_average is not None:
             found["averaged"] = self.late_average.count
             if self.late_average.patience is not None:
                 found["validations"] = [self.late_average.best, self.late_average.stale]
         return found
 
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Load ``tensors()`` and ``numbers()`` of an earlier run."""
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load a ``state_dict``."""
         optimizer = self._begun()
         names = {id(p): name for name, p in self.parameters.items()}
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Any]] = {}
         for i, name in enumerate(order):
-            entries = {**numbers["optimizer"].get(name, {}), **under(f"{name}/", tensors)}
+            entries = {**saved["optimizer"].get(name, {}), **under(f"{name}/", saved)}
             parameter = self.parameters[name]
             _check_entries(name, parameter, entries)
             entries.pop(MEAN, None)
@@ -246,10 +232,10 @@ class ScheduledOptimizer(abc.ABC):
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
         if self.late_average is not None and self.late_average.patience is not None:
-            self.late_average.best, self.late_average.stale = numbers["validations"]
-        if self.late_average is not None and numbers["averaged"] > 0:
-            means = [tensors[f"{name}/{MEAN}"] for name in self.parameters]
-            self.late_average.load(list(self.parameters.values()), means, numbers["averaged"])
+            self.late_average.best, self.late_average.stale = saved["validations"]
+        if self.late_average is not None and saved["averaged"] > 0:
+            means = [saved[f"{name}/{MEAN}"] for name in self.parameters]
+            self.late_average.load(list(self.parameters.values()), means, saved["averaged"])
 
     def _begun(self) -> Optimizer:
         if self.optimizer is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from drill.kernels.optimizer import sgd_step
@@ -124,13 +124,13 @@ class Sgd(FusedSgd, RunScheduled):
         super().epoch_ended(valid_loss)
         self.epochs += 1
 
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         counted = {"epochs": self.epochs} if self.lr_decay > 1.0 else {}
-        return {**super().numbers(), **counted}
+        return {**super().state_dict(), **counted}
 
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        super().load(tensors, numbers)
-        self.epochs = numbers.get("epochs", 0)
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self.epochs = saved.get("epochs", 0)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -171,11 +171,11 @@ class NtAsgd(FusedSgd):
     def _average(self) -> None:
         self.optimizer = AveragedSgd(self.groups(self.parameters), self.lr)
 
-    def numbers(self) -> dict[str, Any]:
-        return {**super().numbers(), "trigger": self.trigger.state_dict()}
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "trigger": self.trigger.state_dict()}
 
-    def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        self.trigger.load_state_dict(numbers["trigger"])
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.trigger.load_state_dict(saved["trigger"])
         if self.trigger.triggered:
             self._average()
-        super().load(tensors, numbers)
+        super().load_state_dict(saved)

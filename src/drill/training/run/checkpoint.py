@@ -229,3 +229,9 @@ def sharded_as(parameter: Tensor, value: Tensor) -> Tensor:
 def under(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
     """Values whose names start with ``prefix``, without it."""
     return {name[len(prefix) :]: v for name, v in values.items() if name.startswith(prefix)}
+
+
+def split_tensors(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a ``state_dict``, and all else, which JSON has to hold."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in state.items() if name not in tensors}
