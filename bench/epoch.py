@@ -22,7 +22,7 @@ from measure import append, machine
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import (
     gradient_statistics,
-    statistics_columns,
+    statistics_batch_size,
 )
 from drill.language_modeling.run import load_run
 from drill.tasks import train
@@ -57,11 +57,11 @@ def measured(
 def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     """Seconds of dynamic evaluation, in the precision that the command takes for it."""
     run = load_run(folder, device=device)
-    columns = statistics_columns(len(run.ids.train), TOKENS)
+    size = statistics_batch_size(len(run.ids.train), TOKENS)
     precision = for_dynamic_evaluation(run.settings.training["precision"], device)
     with matmul_precision(precision, device):
         begin = time.perf_counter()
-        statistics = gradient_statistics(run.model, run.ids.train, batch_size=columns, bptt=TOKENS)
+        statistics = gradient_statistics(run.model, run.ids.train, batch_size=size, bptt=TOKENS)
         gathered = time.perf_counter()
         found = dynamic_perplexity(run.model, run.ids.test, statistics, bptt=TOKENS)
         end = time.perf_counter()

@@ -120,7 +120,7 @@ def test_a_short_training_text_is_read_at_a_smaller_batch_size(drill, place):
     assert drill("train", "tiny.toml", "--name", "short", *small, *CPU)[0] == 0
     code, out, err = drill("dynamic", "runs/short", "--split", "test", "--json", *CPU)
     assert (code, len(err.splitlines())) == (0, 1)
-    assert json.loads(out)["statistics_columns"] == 20
+    assert json.loads(out)["statistics_batch_size"] == 20
 
 
 def test_a_stopped_search_says_that_it_resumes(drill, monkeypatch):

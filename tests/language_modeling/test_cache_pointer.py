@@ -64,7 +64,7 @@ def test_every_layer_is_as_token_by_token(name):
     truth = slow_cache(model, ids, 12, **STRONG)
     found = cache_perplexity(model, ids, window=12, bptt=7, **STRONG)
     assert found.nll == pytest.approx(truth, rel=1e-9)
-    assert (found.tokens, found.columns) == (44, 1)
+    assert (found.tokens, found.batch_size) == (44, 1)
     assert found.nll != pytest.approx(perplexity(model, ids, batch_size=1).nll, rel=1e-3)
 
 
@@ -159,7 +159,7 @@ def test_invalid_settings_raise(option, value):
 
 
 def test_more_than_one_column_raises():
-    with pytest.raises(DataError, match="4 columns"):
+    with pytest.raises(DataError, match="a batch of 4"):
         cache_perplexity(language_model(), torch.zeros(20, 4, dtype=torch.int64))
 
 

@@ -92,7 +92,7 @@ def test_statistics_and_losses_of_every_layer_are_those_of_the_equation(name):
     nll = slow_dynamic(model, test, truth, 5, **STRONG)
     found = dynamic_perplexity(model, test, statistics, bptt=5, **STRONG)
     assert found.nll == pytest.approx(nll, rel=1e-9)
-    assert (found.tokens, found.columns) == (37, 1)
+    assert (found.tokens, found.batch_size) == (37, 1)
     assert found.nll != pytest.approx(perplexity(model, test, batch_size=1).nll, rel=1e-4)
 
 
@@ -324,7 +324,7 @@ def test_parameters_of_past_decode_have_no_rate():
     assert checked_parameters(past).keys() == checked_parameters(plain).keys()
 
 
-def test_text_is_its_ids_and_its_columns():
+def test_text_is_its_ids_and_its_batch_size():
     ids = torch.arange(12)
     prints = {text_fingerprint(ids.view(shape)) for shape in ((12, 1), (6, 2), (4, 3))}
     assert len(prints) == 3

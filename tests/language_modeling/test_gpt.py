@@ -153,7 +153,7 @@ def test_loss_by_frequency_of_subwords(drill, succeeds, run):
     analysed = json.loads(out)
     assert code == 0
     assert [band["low"] for band in analysed["bands"]] == [0, *SUBWORD_EDGES]
-    assert analysed["bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=0.05)  # 20 columns
+    assert analysed["bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=0.05)  # B is 20
     recorded = record(run.folder.path, "runs/ledger.jsonl").extra
     assert recorded["test_bands"] == tested["test_bands"]
     assert recorded["test_bits_per_byte"] == tested["test_bits_per_byte"]

@@ -24,7 +24,7 @@ def path(tmp_path):
 
 
 def scored(point) -> Perplexity:
-    return Perplexity(nll=10 * abs(point["a"] - 0.2) + point["b"] + 1, tokens=10, columns=1)
+    return Perplexity(nll=10 * abs(point["a"] - 0.2) + point["b"] + 1, tokens=10, batch_size=1)
 
 
 def run(path, points=POINTS, key="one", evaluate=scored):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from drill.data import DataError, columns
+from drill.data import DataError, batchify
 from drill.language_modeling.evaluation.perplexity import (
     TOKENS_PER_LOSS,
     Perplexity,
@@ -19,12 +19,12 @@ from tests.layers.table import V
 
 
 def test_numbers_of_a_tiny_corpus_by_hand():
-    """7 tokens in 2 columns: rows 0 1 2 and 3 4 5, the seventh dropped; 4 predicted, 2 unseen."""
+    """7 tokens at batch size 2: 0 1 2 and 3 4 5, the seventh dropped; 4 predicted, 2 unseen."""
     model, ids = language_model(), text(7)
     left, right = plain_losses(model, ids[:3]), plain_losses(model, ids[3:6])
     nll = float(left.sum() + right.sum())
     found = perplexity(model, ids, batch_size=2, bptt=70)
-    assert (found.tokens, found.columns) == (4, 2)
+    assert (found.tokens, found.batch_size) == (4, 2)
     assert found.nll == pytest.approx(nll, abs=1e-12)
     assert found.loss == pytest.approx(nll / 4, abs=1e-12)
     assert found.perplexity == pytest.approx(math.exp(nll / 4), abs=1e-9)
@@ -33,9 +33,9 @@ def test_numbers_of_a_tiny_corpus_by_hand():
 
 
 def test_published_figure_is_low_by_one_row():
-    """Penn Treebank's validation text in 10 columns: a published 58.26 is really 58.29."""
+    """Penn Treebank's validation text at batch size 10: a published 58.26 is really 58.29."""
     rows = 7376
-    published = Perplexity(nll=math.log(58.26) * rows * 10, tokens=(rows - 1) * 10, columns=10)
+    published = Perplexity(nll=math.log(58.26) * rows * 10, tokens=(rows - 1) * 10, batch_size=10)
     assert published.published_perplexity == pytest.approx(58.26)
     assert round(published.perplexity, 2) == 58.29
 
@@ -48,11 +48,11 @@ def test_every_layer_is_exact_whatever_the_segments(name):
         assert perplexity(model, ids, batch_size=1, bptt=bptt).nll == pytest.approx(truth, rel=1e-9)
 
 
-def test_columns_that_are_made_already_keep_their_batch():
+def test_batchified_ids_keep_their_batch_size():
     model, ids = language_model(), text(50)
-    made = perplexity(model, columns(ids, 4), bptt=5)
+    made = perplexity(model, batchify(ids, 4), bptt=5)
     assert made == perplexity(model, ids, batch_size=4, bptt=5)
-    assert made.columns == 4
+    assert made.batch_size == 4
     stream = torch.from_numpy(ids.astype(np.int64))
     assert perplexity(model, stream, batch_size=4, bptt=5) == made
 
@@ -60,7 +60,7 @@ def test_columns_that_are_made_already_keep_their_batch():
 def test_token_losses_come_in_reading_order():
     model, ids = language_model(), text(20)
     torch.testing.assert_close(token_losses(model, ids, bptt=6), plain_losses(model, ids))
-    found = token_losses(model, ids, batch_size=3, bptt=4)  # columns of 6, 2 tokens dropped
+    found = token_losses(model, ids, batch_size=3, bptt=4)  # streams of 6, 2 tokens dropped
     truth = torch.cat([plain_losses(model, ids[start : start + 6]) for start in (0, 6, 12)])
     torch.testing.assert_close(found, truth)
     assert found.sum().item() == pytest.approx(perplexity(model, ids, batch_size=3).nll)
@@ -125,7 +125,7 @@ def test_impossible_token_makes_the_perplexity_infinite():
 
 
 def test_loss_beyond_the_floats_is_infinite_and_no_traceback():
-    assert Perplexity(nll=2000.0, tokens=1, columns=1).perplexity == math.inf
+    assert Perplexity(nll=2000.0, tokens=1, batch_size=1).perplexity == math.inf
 
 
 def test_nan_raises_with_its_row_and_parameter():
@@ -145,7 +145,7 @@ def test_nan_raises_with_its_row_and_parameter():
     [
         (np.array([1, 2, V, 3]), {"batch_size": 1}, f"id {V} "),
         (np.array([1, 2, -1, 3]), {"batch_size": 1}, "id -1 "),
-        (text(5), {"batch_size": 4}, "columns"),
+        (text(5), {"batch_size": 4}, "batch size 4"),
         (text(5), {"batch_size": 0}, "batch_size"),
         (text(5), {"batch_size": 1, "bptt": 0}, "bptt"),
         (np.zeros((2, 2, 2), int), {}, "shape"),

@@ -90,12 +90,12 @@ def new_state(device="cpu"):
     return LanguageModelState(limits=limits, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
 
 
-def prepared(optimizer, kind=RecordedSteps, *, trained=None, columns=BATCH, **settings):
+def prepared(optimizer, kind=RecordedSteps, *, trained=None, batch=BATCH, **settings):
     """Steps of a new model, and its state."""
     trained = model() if trained is None else trained
     device = next(trained.parameters()).device
     torch.manual_seed(5)
-    data = torch.randint(WORDS, (ROWS, columns), device=device)
+    data = torch.randint(WORDS, (ROWS, batch), device=device)
     optimizer.setup(trained.named_parameters())
     settings = {"bptt": BPTT, "options": OPTIONS, **settings}
     return kind(trained, data, optimizer, **settings), new_state(device)
@@ -318,7 +318,7 @@ def test_replays_of_a_large_batch_equal_launches_of_the_stepwise_lstm():
     for kind in (RecordedSteps, Steps):
         trained = model("cuda", dropout=0.5)
         step, state = prepared(
-            Sgd(), kind, trained=trained, columns=LARGEST_PERSISTENT_BATCH + 1,
+            Sgd(), kind, trained=trained, batch=LARGEST_PERSISTENT_BATCH + 1,
             autocast=torch.bfloat16,
         )  # fmt: skip
         with torch.autocast("cuda", torch.bfloat16):

@@ -12,7 +12,7 @@ from drill.data import (
     Ids,
     Segment,
     SequenceLengths,
-    columns,
+    batchify,
     inputs_and_targets,
     training_segments,
 )
@@ -88,7 +88,7 @@ def test_one_step_by_hand(tmp_path):
     assert (sampled, bptt, progress) == (25, 20, 0.0)
 
     model = small_model(layer, dropout=0.0, dtype=torch.float64)
-    data = columns(ids.train, batch)
+    data = batchify(ids.train, batch)
     loss = model.loss(data[:14], data[1:15], **options)
     loss.total.backward()
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
@@ -165,11 +165,11 @@ def test_state_is_zero_at_the_start_of_an_epoch_and_carried_in_it(tmp_path):
     assert starts.count(0) == 2
 
 
-def test_partial_shuffle_rotates_the_columns_again_for_every_epoch(tmp_path):
+def test_partial_shuffle_rotates_the_streams_again_for_every_epoch(tmp_path):
     read = []
     model = spied(small_model(), lambda ids, targets, *_: read.append((ids, targets)))
     small_run(tmp_path, model=model, epochs=3, partial_shuffle=True)
-    data, left = columns(text().train, BATCH), iter(read)
+    data, left = batchify(text().train, BATCH), iter(read)
     for epoch, parts in enumerate(segments(3), 1):
         turned = rotated(data, rotations(3, epoch, len(data), BATCH))
         assert not torch.equal(turned, data)
@@ -214,8 +214,8 @@ def test_outcome_is_that_of_the_saved_weights(tmp_path, layer):
     valid, test = (perplexity(fresh, ids, batch_size=size, bptt=BPTT)
                    for ids, size in ((text().valid, 10), (text().test, 1)))  # fmt: skip
     assert (outcome.valid, outcome.test) == (valid, test)
-    assert (valid.columns, valid.tokens) == (10, 110)
-    assert (test.columns, test.tokens) == (1, 89)
+    assert (valid.batch_size, valid.tokens) == (10, 110)
+    assert (test.batch_size, test.tokens) == (1, 89)
     assert numbers["epoch"] == outcome.best_epoch
     assert all(map(torch.equal, model.parameters(), fresh.parameters()))  # it is the best one
     *epochs, last = rows(tmp_path)

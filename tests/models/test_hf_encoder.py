@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from drill.data import columns
+from drill.data import batchify
 from drill.errors import SettingsError
 from drill.language_modeling.build import dry_run
 from drill.language_modeling.evaluation.perplexity import perplexity
@@ -215,7 +215,7 @@ def test_windows_have_one_length_and_no_state(tmp_path, monkeypatch):
 def test_perplexity_is_that_of_independent_windows():
     made, ids = model(deep=True).eval(), text().valid
     found = perplexity(made, ids, batch_size=2, bptt=7)
-    data = columns(ids, 2)
+    data = batchify(ids, 2)
     total = 0.0
     for ids, targets in zip(data[:-1].split(7), data[1:].split(7), strict=True):
         total += made.layer.nll(made.encoder(ids).output, targets, reduction="sum").item()

@@ -46,7 +46,7 @@ def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
     assert list(text.left_out) == left_out
     tokens = sum(band.tokens for band in text.losses["tied"])
     inside = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
-    assert inside - 20 <= tokens < inside  # no column predicts its first token
+    assert inside - 20 <= tokens < inside  # no stream predicts its first token
     assert sum(change.tokens for change in text.changes["drill"]) == tokens
     assert text.calibration["drill"].tokens == TOKENS - 20
     assert sum(band.types for band in text.norms["tied"]) == len(vocabulary) - len(left_out)
@@ -74,7 +74,7 @@ def test_nearest_labels_are_those_of_given_words():
 
 
 @pytest.mark.parametrize("lines", [LINES[:1], ["lit"]])
-def test_a_short_text_is_read_in_fewer_columns(lines):
+def test_a_short_text_is_read_at_a_smaller_batch_size(lines):
     found = RunComparison()
     vocabulary = Vocabulary.from_training(LINES)
     for name in ("tied", "drill"):

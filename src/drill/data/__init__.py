@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from drill.data.text.batches import (
         Segment,
         SequenceLengths,
-        columns,
+        batchify,
         evaluation_segments,
         inputs_and_targets,
         training_segments,
@@ -58,8 +58,8 @@ __all__ = [
     "Vocabulary",
     "WordFeatures",
     "WordNet",
+    "batchify",
     "cache_folder",
-    "columns",
     "corpus_from_file",
     "corpus_from_folder",
     "encode_pairs",

@@ -113,11 +113,11 @@ class LanguageModelRun:
 
         Args:
             ids: the text, (N,).
-            batch_size: columns that the text is cut into; the first token of each is not predicted.
+            batch_size: streams that the text is cut into; the first token of each is not predicted.
             progress: called with how much is done, and of how much.
 
         Returns:
-            Losses (tokens,), column after column, on the CPU.
+            Losses (tokens,), stream after stream, on the CPU.
         """
         return self._evaluated(token_losses, ids, batch_size=batch_size, progress=progress)
 
@@ -128,7 +128,7 @@ class LanguageModelRun:
 
         Args:
             ids: the text, (N,).
-            batch_size: columns that the text is cut into.
+            batch_size: streams that the text is cut into.
             progress: called with how much is done, and of how much.
 
         Returns:

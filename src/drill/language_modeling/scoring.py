@@ -231,7 +231,7 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
 
         start = 1/n sum_i state after line i        n lines sampled from the model, from zero
 
-    Training sees the zero state only at the start of a column, so first words after it are badly
+    Training sees the zero state only at the start of a stream, so first words after it are badly
     predicted: 6.92 and 5.34 nats (the demo's deep residual and tied models, 300 test lines) against
     4.64 and 4.65 from this state and 4.24 and 4.31 after the real context. The random numbers are
     fixed, so on one machine a model always starts in the same state.

@@ -40,7 +40,7 @@ class Steps:
         trained: the model, or its DistributedDataParallel.
         data: (rows, B), on the device.
         autocast: the dtype of matrix products, if not that of the parameters.
-        micro_batch: columns at a time, their gradients summed; None: all at once.
+        micro_batch: streams at a time, their gradients summed; None: all at once.
         options: of the model's loss.
     """
 

@@ -1,6 +1,6 @@
 """Training of language models: what a step, a validation and the test are.
 
-An epoch reads the columns of the training text in segments of random length and carries the hidden
+An epoch reads the streams of the training text in segments of random length and carries the hidden
 state from one to the next. An encoder without a state reads windows of ``bptt`` tokens
 instead.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import Ids, Segment, SequenceLengths, Vocabulary, columns, training_segments
+from drill.data import Ids, Segment, SequenceLengths, Vocabulary, batchify, training_segments
 from drill.data.text.batches import rotated, rotations
 from drill.errors import DataError, check_value
 from drill.language_modeling.evaluation.frequency_bands import vocabulary_bands
@@ -73,17 +73,17 @@ class LanguageModelTask(Task):
         self.vocabulary, self.corpus = vocabulary, corpus
         self.token_bytes = None if vocabulary is None else vocabulary.token_bytes
         self.windows = not model.encoder.carries_state
-        whole = columns(ids.train, options.batch_size, "training.batch_size")
+        whole = batchify(ids.train, options.batch_size, "training.batch_size")
         bptt, most = options.bptt, f"at most the {len(ids.train):,} training tokens"
         check_value(bptt <= len(ids.train), "training.bptt", most, bptt, DataError)
         if self.windows and len(whole) > bptt:  # all of one length: the rest is left out
             whole = whole[: (len(whole) - 1) // bptt * bptt + 1]
         self.data = world.local_batch(whole).to(device)  # (rows, B)
         self.in_order = self.data.clone() if options.partial_shuffle else self.data
-        valid = columns(ids.valid, options.valid_batch_size, "training.valid_batch_size")
+        valid = batchify(ids.valid, options.valid_batch_size, "training.valid_batch_size")
         self.valid = valid.to(device)
         # A text that is too short is an error now, not after training.
-        self.test_text = columns(ids.test, options.test_batch_size, "training.test_batch_size")
+        self.test_text = batchify(ids.test, options.test_batch_size, "training.test_batch_size")
         more = device.type == "cuda" and not self.windows
         self.read_at_once = max(bptt, READ_AT_ONCE) if more else bptt
         length_seed = options.seed if options.length_seed is None else options.length_seed

@@ -49,23 +49,23 @@ class LanguageModelOptions(TrainingOptions):
 
     epochs: int = 500
     seed: int = 1111
-    batch_size: int = 20  # parallel streams of text ("columns"), over all processes
+    batch_size: int = 20  # parallel streams of text, over all processes
     bptt: int = 70  # about how many tokens a gradient reaches back
     length_seed: int | None = None  # of the random segment lengths; None takes seed
     length_cap: int | None = None  # the longest segment
     random_lengths: bool = True  # segments of random lengths around bptt; else all have bptt
-    partial_shuffle: bool = False  # rotate each column by a random offset, new in every epoch
+    partial_shuffle: bool = False  # rotate each stream by a random offset, new in every epoch
     ar_weight: float = 2.0  # weight of mean(output^2)
     tar_weight: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
     adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
     past_decode: float = 0.0  # weight of the loss of decoding the last word from the prediction
     augmented: float = 0.0  # weight of the loss against words like the target
     augmented_temperature: float = 10.0  # of both distributions of that loss
-    state_reset: float = 0.0  # probability that a column starts a segment from the initial state
+    state_reset: float = 0.0  # probability that a stream starts a segment from the initial state
     untie_at: float | None = None  # share of the run after which the layer is a free matrix
     compile: bool = False  # an encoder without kernels of its own by torch.compile
     fsdp: bool = False  # shard a Transformer over the processes (FSDP2); else each has it whole
-    micro_batch: int | None = None  # columns at a time, gradients summed; None takes all at once
+    micro_batch: int | None = None  # streams at a time, gradients summed; None takes all at once
     valid_batch_size: int = 10
     test_batch_size: int = 1
 

@@ -246,7 +246,8 @@ class TrainingState(abc.ABC):
         """Load a ``state_dict``, also one of another number of processes."""
         for name in self.saved:
             setattr(self, name, numbers[name])
-        self.best = None if numbers["best"] is None else self.score(**numbers["best"])
+        best = numbers["best"]  # by position: earlier versions named a field otherwise
+        self.best = None if best is None else self.score(*best.values())
         if self.stopper is not None and numbers["stopper"] is not None:
             self.stopper.load_state_dict(numbers["stopper"])
         self.metrics_size = numbers["metrics_size"]

@@ -13,7 +13,7 @@ from drill.data import (
     DataError,
     Segment,
     SequenceLengths,
-    columns,
+    batchify,
     evaluation_segments,
     inputs_and_targets,
     training_segments,
@@ -74,10 +74,10 @@ def test_an_epoch_goes_on_from_its_middle():
     assert begun + list(rest) == whole
 
 
-def test_columns_are_runs_of_the_text_and_the_tail_is_dropped():
+def test_streams_are_runs_of_the_text_and_the_tail_is_dropped():
     ids = np.arange(11, dtype=np.uint16)
     ids.flags.writeable = False  # as a memory map is
-    data = columns(ids, 3)
+    data = batchify(ids, 3)
     assert torch.equal(data, torch.tensor([[0, 3, 6], [1, 4, 7], [2, 5, 8]]))
     assert data.dtype == torch.int64
     assert data.is_contiguous()
@@ -86,7 +86,7 @@ def test_columns_are_runs_of_the_text_and_the_tail_is_dropped():
 
 
 def test_the_targets_are_the_next_row():
-    data = columns(np.arange(10), 2)
+    data = batchify(np.arange(10), 2)
     inputs, targets = inputs_and_targets(data, Segment(1, 3, 3))
     assert inputs.tolist() == [[1, 6], [2, 7], [3, 8]]
     assert targets.tolist() == [[2, 7], [3, 8], [4, 9]]
@@ -117,9 +117,9 @@ def test_evaluation_predicts_every_row_but_the_first_once(rows, bptt):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: columns(np.arange(5), 0), "at least 1"),
-        (lambda: columns(np.arange(5), 3), "5 tokens in 3 columns give 1 rows"),
-        (lambda: columns(np.zeros((2, 2)), 1), r"ids .* \(2, 2\)"),
+        (lambda: batchify(np.arange(5), 0), "at least 1"),
+        (lambda: batchify(np.arange(5), 3), "5 tokens at batch size 3 give 1 rows"),
+        (lambda: batchify(np.zeros((2, 2)), 1), r"ids .* \(2, 2\)"),
         (lambda: list(training_segments(2, SequenceLengths(1, 70))), "2 rows"),
         (lambda: evaluation_segments(1), "1 rows"),
         (lambda: evaluation_segments(9, 0), "bptt"),
@@ -131,7 +131,7 @@ def test_wrong_input_is_named(call, words):
     assert "\n" not in str(caught.value)
 
 
-def test_columns_are_rotated_each_by_its_own_offset():
+def test_streams_are_rotated_each_by_its_own_offset():
     data = torch.tensor([[0, 10, 20], [1, 11, 21], [2, 12, 22], [3, 13, 23]])
     found = rotated(data, torch.tensor([[0, 1, 3]]))
     assert found.tolist() == [[0, 11, 23], [1, 12, 20], [2, 13, 21], [3, 10, 22]]

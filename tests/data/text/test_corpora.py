@@ -17,7 +17,7 @@ from drill.data import (
     Corpus,
     DataError,
     Vocabulary,
-    columns,
+    batchify,
     corpus_from_file,
     corpus_from_folder,
     load_corpus,
@@ -228,7 +228,7 @@ def test_the_counts_are_the_published_ones(name, tmp_path):
     assert vocabulary.counts.sum() == known.tokens[0]
     again = corpus.encode(vocabulary, cache=tmp_path)
     assert all(np.array_equal(x, y) for x, y in zip(ids, again, strict=True))
-    assert columns(ids.valid, 10).shape == (known.tokens[1] // 10, 10)
+    assert batchify(ids.valid, 10).shape == (known.tokens[1] // 10, 10)
     vocabulary.save(tmp_path / "vocabulary.json")
     assert Vocabulary.load(tmp_path / "vocabulary.json") == vocabulary
 

@@ -12,7 +12,7 @@ from tests.tiny_runs import contents
 MODEL = ("train", "tiny.toml", "--device", "cpu")
 FAULTS = {
     "setting": ("--set", "encoder.impl=persistent"),  # found by the model's device: it needs a GPU
-    "batch": ("--set", "training.batch_size=100000"),  # found by the loop: more columns than words
+    "batch": ("--set", "training.batch_size=100000"),  # found by the loop: more streams than words
     "cutoffs": ("--set", "layer.name=adaptive", "--set", "layer.cutoffs=[5000]"),
     "bptt": ("--set", f"training.bptt={2**62}"),
     "corpus": ("--set", "data.corpus=nowhere"),

@@ -63,9 +63,9 @@ def dynamic(
         dynamic_search,
     )
     from drill.language_modeling.evaluation.gradient_statistics import (
-        COLUMNS,
+        BATCH_SIZE,
         gradient_statistics,
-        statistics_columns,
+        statistics_batch_size,
     )
 
     check_one_text(split, text, "--text")
@@ -81,10 +81,10 @@ def dynamic(
     with evaluation(*shared, dynamic=True) as (trained, texts, _, add):
         _check_carries_state("dynamic evaluation", trained)
         start, folder, tokens = time.monotonic(), trained.folder.path, len(trained.ids.train)
-        size = statistics_columns(tokens, segment_length)
-        if size < COLUMNS:
+        size = statistics_batch_size(tokens, segment_length)
+        if size < BATCH_SIZE:
             note(
-                f"the training text has {tokens:,} tokens, too few for batch size {COLUMNS} and "
+                f"the training text has {tokens:,} tokens, too few for batch size {BATCH_SIZE} and "
                 f"segments of {segment_length + 1}: gradient statistics are taken at batch size "
                 f"{size}"
             )
@@ -116,7 +116,7 @@ def dynamic(
             rates = {key: found.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['lamb']:g}")
         settings = {"lr": rates["lr"], "decay": rates["lamb"], "epsilon": epsilon}
-        settings |= {"segment_length": segment_length, "statistics_columns": size}
+        settings |= {"segment_length": segment_length, "statistics_batch_size": size}
         for each in texts:
             with Counter(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_perplexity(

@@ -191,7 +191,7 @@ def perplexity_row(
         "published": found.published_perplexity,
         **({} if found.bytes is None else {"bits_per_byte": found.bits_per_byte}),
         "seconds": round(time.monotonic() - start, 3),
-        "batch_size": found.columns,
+        "batch_size": found.batch_size,
     }
     shown = ", ".join(
         f"{key} {value}" if value is not True else key.replace("_", " ")
@@ -203,7 +203,7 @@ def perplexity_row(
     line = (
         f"{kind} {text_name(row):5}  perplexity {found.perplexity:.3f}  {bits}"
         f"(over all N tokens, as papers count: {found.published_perplexity:.3f})  "
-        f"loss {found.loss:.4f}  {found.tokens:,} tokens{unknown}, batch size {found.columns}  "
+        f"loss {found.loss:.4f}  {found.tokens:,} tokens{unknown}, batch size {found.batch_size}  "
         f"{row['seconds']:.1f} s" + (f"  [{shown}]" if shown else "")
     )
     return row | settings, line

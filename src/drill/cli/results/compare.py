@@ -12,7 +12,7 @@ from drill.cli.display import Counter, console, plain_table, printable
 from drill.cli.options import blocks_of_lines
 from drill.errors import DataError, SettingsError
 
-COLUMNS, TOKENS_PER_COLUMN = 20, 1000  # of a text: more columns are faster and lose context
+BATCH_SIZE, TOKENS_PER_STREAM = 20, 1000  # of a text: larger is faster and loses context
 
 
 def compare(
@@ -69,7 +69,7 @@ def _language_models(
     """The difference in loss, and that of every word."""
     import numpy as np
 
-    from drill.data import EOS, columns
+    from drill.data import EOS, batchify
     from drill.report.analysis import paired_bootstrap as bootstrap
 
     vocabulary = runs[0].vocabulary
@@ -84,13 +84,13 @@ def _language_models(
         ids = vocabulary.encode([line for block in blocks_of_lines(text) for line in block])
         if len(ids) < 2:
             raise DataError("has no words; give one sentence per line", key=str(text))
-    batch = max(1, min(COLUMNS, len(ids) // TOKENS_PER_COLUMN))
+    batch = max(1, min(BATCH_SIZE, len(ids) // TOKENS_PER_STREAM))
     losses = []
     for run in runs:
         with Counter(run.folder.path.name, quiet) as progress:
             found = run.token_losses(ids, batch_size=batch, progress=progress)
         losses.append(found.double().numpy())
-    targets = columns(ids, batch)[1:].t().flatten().numpy()
+    targets = batchify(ids, batch)[1:].t().flatten().numpy()
     difference = bootstrap.paired_bootstrap(
         bootstrap.line_losses(losses[0], losses[1], targets, vocabulary.ids[EOS]),
         bootstrap.loss_difference,

@@ -1,6 +1,6 @@
 """From a stream of ids to the segments a recurrent model reads.
 
-    ids (N,) -> columns (rows, batch) -> segments (start, length) -> inputs, targets (length, batch)
+    ids (N,) -> (rows, batch) -> segments (start, length) -> inputs, targets (length, batch)
 
 The targets of row r are row r + 1, so the first row is never predicted.
 """
@@ -32,31 +32,31 @@ class Segment(NamedTuple):
     sampled_length: int
 
 
-def columns(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Tensor:
-    """(N,) -> (rows, batch_size), int64: each column is a part of the text, read downwards.
+def batchify(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Tensor:
+    """(N,) -> (rows, batch_size), int64: the text as parallel streams, each read downwards.
 
     Args:
         ids: (N,), of a text.
-        batch_size: number of columns.
+        batch_size: number of streams.
         name: of ``batch_size`` in errors.
 
     Returns:
         (rows, batch_size) with rows = N // batch_size; tokens left over at the end are dropped.
     """
-    check_value(batch_size >= 1, f"columns: {name}", "at least 1", batch_size, DataError)
-    check_value(ids.ndim == 1, "columns: ids", "one stream (N,)", ids.shape, DataError)
+    check_value(batch_size >= 1, f"batchify: {name}", "at least 1", batch_size, DataError)
+    check_value(ids.ndim == 1, "batchify: ids", "one stream (N,)", ids.shape, DataError)
     rows = len(ids) // batch_size
     if rows < 2:
         raise DataError(
-            f"{len(ids):,} tokens in {batch_size:,} columns give {rows} rows, and each row needs a "
-            f"next one as target; set a smaller {name} or use a longer text"
+            f"{len(ids):,} tokens at batch size {batch_size:,} give {rows} rows, and each row "
+            f"needs a next one as target; set a smaller {name} or use a longer text"
         )
     stream = ids[: rows * batch_size].astype(np.int64)  # a copy: a memory map stays untouched
     return torch.from_numpy(stream).view(batch_size, rows).t().contiguous()
 
 
 def rotations(seed: int, epoch: int, rows: int, batch_size: int) -> Tensor:
-    """(1, batch_size), int64: how far each column is rotated in an epoch, 0 to rows - 1.
+    """(1, batch_size), int64: how far each stream is rotated in an epoch, 0 to rows - 1.
 
     They depend on seed and epoch alone, so a run that is resumed finds them again.
     """
@@ -65,7 +65,7 @@ def rotations(seed: int, epoch: int, rows: int, batch_size: int) -> Tensor:
 
 
 def rotated(data: Tensor, offsets: Tensor) -> Tensor:
-    """Columns of ``data`` (rows, batch) that begin ``offsets`` (1, batch) rows further down.
+    """Streams of ``data`` (rows, batch) that begin ``offsets`` (1, batch) rows further down.
 
     What stands before that follows the last row.
     """
@@ -78,7 +78,7 @@ def inputs_and_targets(data: Tensor, segment: Segment) -> tuple[Tensor, Tensor]:
     """The tensors of a segment, as views.
 
     Args:
-        data: (rows, batch), from ``columns``.
+        data: (rows, batch), from ``batchify``.
         segment: which rows.
 
     Returns:
@@ -141,7 +141,7 @@ def training_segments(rows: int, lengths: Iterator[int], start: int = 0) -> Iter
     The last segment has at least 2 rows: fewer would leave no difference in time to regularise.
 
     Args:
-        rows: of the text, from ``columns``.
+        rows: of the text, from ``batchify``.
         lengths: an endless iterator, such as ``SequenceLengths``.
         start: the first row. To resume inside an epoch, pass it with the state of ``lengths``.
 
@@ -164,7 +164,7 @@ def evaluation_segments(rows: int, bptt: int = 70) -> Iterator[Segment]:
     """Segments of ``bptt`` rows and a shorter last one: every row but the first is a target.
 
     Args:
-        rows: of the text, from ``columns``.
+        rows: of the text, from ``batchify``.
         bptt: length of a segment.
 
     Returns:

@@ -81,8 +81,8 @@ def calibration(
 
     Args:
         model: in any mode; it is left as it was.
-        ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
-        batch_size: more columns are faster and lose more context.
+        ids: (N,), cut into ``batch_size`` streams without the rest, or (rows, B).
+        batch_size: larger ones are faster and lose more context.
         bptt: rows that are encoded at a time.
         autocast: for example torch.bfloat16.
         bins: how many, of equal width.

@@ -25,7 +25,7 @@ from drill.training.precision import current_precision
 
 ABOUT = "drill gradient statistics"  # in the file's metadata
 
-COLUMNS = 100
+BATCH_SIZE = 100
 """Batch size of the published settings."""
 
 
@@ -96,7 +96,7 @@ def gradient_statistics(
     model: LanguageModel,
     ids: Text,
     *,
-    batch_size: int = COLUMNS,
+    batch_size: int = BATCH_SIZE,
     bptt: int = 5,
     cuda_graphs: bool = True,
     progress: Progress | None = None,
@@ -109,7 +109,7 @@ def gradient_statistics(
     Args:
         model: whose weights the statistics are of.
         ids: the training text, (N,).
-        batch_size: columns that the text is cut into.
+        batch_size: streams that the text is cut into.
         bptt: tokens of a segment.
         cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
         file: saved here, and loaded from here if weights, text, ``batch_size``, ``bptt`` and
@@ -152,9 +152,9 @@ def gradient_statistics(
     return statistics
 
 
-def statistics_columns(tokens: int, bptt: int) -> int:
-    """The batch size for a text: ``COLUMNS``, or fewer so that each column has a whole segment."""
-    return max(1, min(COLUMNS, tokens // (bptt + 1)))
+def statistics_batch_size(tokens: int, bptt: int) -> int:
+    """``BATCH_SIZE``, or less for a short text, so that each stream has a whole segment."""
+    return max(1, min(BATCH_SIZE, tokens // (bptt + 1)))
 
 
 def checked_parameters(model: LanguageModel) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ def score_held_out(
 
     Args:
         ids: the text as ``added`` reads it, (N,).
-        batch_size: columns that the text is cut into.
+        batch_size: streams that the text is cut into.
         progress: called with the tokens done, and how many there are.
     """
     bptt = run.settings.training["bptt"]

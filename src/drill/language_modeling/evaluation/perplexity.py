@@ -2,7 +2,8 @@
 
     loss = 1/M sum_t -log p(y_t | y_<t)        perplexity = exp(loss)
 
-A text in B columns of R rows has M = (R - 1) B predicted tokens: nothing predicts a column's first.
+At batch size B the text is B streams of R tokens, with M = (R - 1) B predicted: nothing predicts
+the first token of a stream.
 """
 
 import math
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from drill.data import DataError, columns, evaluation_segments, inputs_and_targets
+from drill.data import DataError, batchify, evaluation_segments, inputs_and_targets
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
@@ -23,7 +24,7 @@ from drill.training.progress import perplexity_of
 from drill.training.state import Score
 
 Text = NDArray[Any] | Tensor
-"""Ids (N,), or (rows, B) where they are laid into columns already."""
+"""Ids (N,), or (rows, B) where they are batchified already."""
 
 Progress = Callable[[int, int], None]
 """Called with the predicted tokens done and all there are; it never waits for the device."""
@@ -42,12 +43,12 @@ class Perplexity(Score):
 
     Attributes:
         nll: sum of -log p over the predicted tokens.
-        tokens: how many were predicted, (rows - 1) * columns.
-        columns: streams the text was cut into; the first token of each is not predicted.
+        tokens: how many were predicted, (rows - 1) * batch_size.
+        batch_size: streams the text was cut into; the first token of each is not predicted.
         bytes: of the predicted tokens, where the text is cut into subwords.
     """
 
-    columns: int
+    batch_size: int
     bytes: int | None = None
 
     @property
@@ -61,7 +62,7 @@ class Perplexity(Score):
 
         Lower than ``loss`` by (rows - 1) / rows; only for comparing with printed numbers.
         """
-        return self.nll / (self.tokens + self.columns)
+        return self.nll / (self.tokens + self.batch_size)
 
     @property
     def published_perplexity(self) -> float:
@@ -87,8 +88,8 @@ def perplexity(
 
     Args:
         model: in any mode; it is left as it was.
-        ids: (N,), cut into ``batch_size`` columns without the rest, or (rows, B).
-        batch_size: more columns are faster and lose more context.
+        ids: (N,), cut into ``batch_size`` streams without the rest, or (rows, B).
+        batch_size: larger ones are faster and lose more context.
         bptt: rows that are encoded at a time; it affects speed only, unless the encoder carries
             no state.
         autocast: for example torch.bfloat16.
@@ -115,14 +116,14 @@ def token_losses(
 
     Args:
         model: as of ``perplexity``.
-        ids: (N,), cut into columns without the rest, or (rows, B).
-        batch_size: more columns are faster and lose more context.
+        ids: (N,), cut into streams without the rest, or (rows, B).
+        batch_size: larger ones are faster and lose more context.
         bptt: rows that are encoded at a time.
         autocast: for example torch.bfloat16.
         progress: called with the tokens done and all there are.
 
     Returns:
-        (tokens,) on the CPU, column after column, each without its first token: for ``batch_size``
+        (tokens,) on the CPU, stream after stream, each without its first token: for ``batch_size``
         1 the loss of ``ids[i]`` is entry i - 1.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
@@ -132,7 +133,7 @@ def token_losses(
 
 
 def reading_order(losses: Tensor) -> Tensor:
-    """(rows, B) -> (rows * B,), column after column, on the CPU."""
+    """(rows, B) -> (rows * B,), stream after stream, on the CPU."""
     return losses.t().flatten().cpu()
 
 
@@ -206,14 +207,14 @@ def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | Non
 
 
 def check_and_batchify(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
-    """Columns (rows, B), int64, on the model's device; DataError unless all ids are labels."""
+    """Ids (rows, B), int64, on the model's device; DataError unless all ids are labels."""
     numbers = ids.cpu().numpy() if isinstance(ids, Tensor) else ids
     if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu":
         raise DataError(f"{name}: ids must be an array or a tensor of integers")
     if numbers.ndim not in (1, 2):
-        raise DataError(f"{name}: ids must have shape (N,) or (rows, columns), got {numbers.shape}")
+        raise DataError(f"{name}: ids must have shape (N,) or (rows, batch), got {numbers.shape}")
     if numbers.ndim == 1:
-        data = columns(numbers, batch_size)
+        data = batchify(numbers, batch_size)
     else:
         data = torch.from_numpy(numbers.astype("int64"))
     labels = model.layer.vocabulary_size
@@ -232,7 +233,7 @@ def single_stream(name: str, model: LanguageModel, ids: Text, limit: int | None 
         raise ValueError(f"{name}: limit must be at least 1, got {limit}")
     data = check_and_batchify(name, model, ids, 1)
     if data.shape[1] != 1:
-        raise DataError(f"{name}: ids must have shape (N,), got {data.shape[1]} columns")
+        raise DataError(f"{name}: ids must have shape (N,), got a batch of {data.shape[1]}")
     return data if limit is None else data[: limit + 1]
 
 
@@ -242,7 +243,7 @@ def check_nan(name: str, model: nn.Module, losses: Tensor) -> None:
     if not wrong.any():
         return
     check_stall(name)
-    row, column = wrong.nonzero()[0].tolist()
+    row, stream = wrong.nonzero()[0].tolist()
     broken = [key for key, value in model.named_parameters() if not value.isfinite().all()]
     cause = (
         f"parameters are not finite ({', '.join(broken[:3])}): training has diverged, go back to "
@@ -252,5 +253,5 @@ def check_nan(name: str, model: nn.Module, losses: Tensor) -> None:
     )
     raise FloatingPointError(
         f"{name}: the loss is NaN for {int(wrong.sum())} of {losses.numel()} tokens, from row "
-        f"{row + 1} of column {column} on; {cause}"
+        f"{row + 1} of stream {stream} of the batch on; {cause}"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drill.data import SubwordVocabulary, Vocabulary, columns
+from drill.data import SubwordVocabulary, Vocabulary, batchify
 from drill.data.parallel.dataset import target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
@@ -83,7 +83,7 @@ class RunComparison:
     def _add_bands(self, name: str, run: LanguageModelRun) -> None:
         vocabulary, ids = run.vocabulary, run.ids.test
         size = max(1, min(BATCH, len(ids) // 2))  # the same for all runs on a text
-        targets = columns(ids, size)[1:].t().flatten()  # as ``token_losses`` predicts them
+        targets = batchify(ids, size)[1:].t().flatten()  # as ``token_losses`` predicts them
         left_out = excluded_words(vocabulary, run.settings.data["corpus"])
         options: dict[str, Any] = {
             "edges": self.edges or default_edges(vocabulary),

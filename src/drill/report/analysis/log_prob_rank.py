@@ -53,7 +53,7 @@ def log_prob_rank(
     Args:
         model: in any mode; it is left as it was.
         ids: the text, (N,).
-        batch_size: columns that it is cut into.
+        batch_size: streams that it is cut into.
         bptt: rows that are encoded at a time.
         progress: called with the tokens done and all there are.
 
