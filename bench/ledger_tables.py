@@ -235,7 +235,7 @@ def _bands(row: Row, kind: str) -> list[AccuracyBand]:
 
 
 def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:
-    """Loss over that of tied weights of the same seed, at updates after which all validated.
+    """Loss over that of tied weights of the same seed, at steps after which all validated.
 
     Nats per token, mean over seeds and each of them, in validation and in training.
     """
@@ -256,7 +256,7 @@ def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:
     if BASE not in layers or not others or not common:
         return
     texts = {"validation": 1, "training": 2}
-    lines = [[f"{corpus}, update", *(f"{name}, {text}" for name in others for text in texts)]]
+    lines = [[f"{corpus}, step", *(f"{name}, {text}" for name in others for text in texts)]]
     for step in common:
         gaps = (gap(name, step, place) for name in others for place in texts.values())
         lines.append([f"{step:,}", *gaps])

@@ -110,7 +110,7 @@ def half_written(work: Process, saves: int) -> Process:
 
 
 def translating(folder: Path) -> Process:
-    """Some twenty updates, and the mean of the last weights at the end."""
+    """Some twenty steps, and the mean of the last weights at the end."""
     return lambda: small_training(folder, "deep-residual", checkpoint_seconds=0.0,
                                   average_checkpoints=2, gradient_accumulation_steps=2,
                                   validate_every=5, max_tokens=40)  # fmt: skip

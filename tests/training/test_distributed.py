@@ -80,7 +80,7 @@ def test_micro_batches_of_two_processes_too(launched):
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [2, 4])
 def test_two_processes_train_the_translator_that_one_does(launched, tmp_path, batches):
-    """The loss is divided by the tokens of the whole update, wherever they are."""
+    """The loss is divided by the tokens of the whole step, wherever they are."""
     small_training(tmp_path, gradient_accumulation_steps=batches, **TRANSLATOR)
     # Biases of keys change nothing: their gradients are rounding, which Adam makes larger.
     assert_close_runs(launched / f"translator {batches}", tmp_path, atol=1e-9)
@@ -125,7 +125,7 @@ def test_every_process_draws_other_dropout_masks(launched):
 @pytest.mark.slow
 def test_a_batch_or_an_update_that_cannot_be_shared_is_an_error(found):
     assert "set training.batch_size to a multiple of 2" in found["odd"]
-    assert "training.gradient_accumulation_steps" in found["odd update"]
+    assert "training.gradient_accumulation_steps" in found["odd step"]
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def first_start(folder: Path, mine: World) -> None:
     try:
         small_training(folder / "odd", world=mine, gradient_accumulation_steps=3)
     except ValueError as error:
-        found["odd update"] = str(error)
+        found["odd step"] = str(error)
     try:
         small_run(folder / "odd", world=mine, batch_size=5)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""An update of a translator: its gradient, launched or replayed, and what is said of it."""
+"""A step of a translator: its gradient, launched or replayed, and what is said of it."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
 @pytest.mark.parametrize("layer", ["plain", "mixture"])
-def test_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
+def test_gradient_is_that_of_the_mean_over_all_tokens_of_the_step(
     tmp_path, monkeypatch, gradient_accumulation_steps, layer
 ):
     data, seen = small_data(), []
@@ -56,13 +56,13 @@ def test_gradient_is_that_of_the_mean_over_all_tokens_of_the_update(
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("layer", ["plain", "mixture"])
-def test_gradients_for_replays_are_those_of_an_update(layer, count):
+def test_gradients_for_replays_are_those_of_a_step(layer, count):
     found, truth = (small_translator(layer, dropout=0.0, dtype=torch.float64) for _ in range(2))
-    update = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
-    tokens = sum(batch.target_tokens for batch in update)
+    batches = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
+    tokens = sum(batch.target_tokens for batch in batches)
     captured = make_captured_gradients(found, 0.1, None)
-    ours = captured_backward(captured, update, tokens, CPU)
-    theirs = backward(truth, truth, update, tokens, 0.1, CPU)
+    ours = captured_backward(captured, batches, tokens, CPU)
+    theirs = backward(truth, truth, batches, tokens, 0.1, CPU)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
     for a, b in zip(found.parameters(), truth.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-9)
@@ -90,8 +90,8 @@ def test_batch_that_asks_for_nothing_adds_nothing(layer):
     """As processes get it that are left without pairs at the end of an epoch."""
     model = small_translator(layer)
     shards = [PairBatches(small_data(train=1).train, rank=rank, size=2) for rank in range(2)]
-    updates = [list(shard.epoch(0)) for shard in shards]
-    (idle,) = [update for update in updates if update[0].target_tokens == 0]
+    steps = [list(shard.epoch(0)) for shard in shards]
+    (idle,) = [batches for batches in steps if batches[0].target_tokens == 0]
     assert float(backward(model, model, idle, 5, 0.1, CPU)) == 0.0
     for parameter in model.parameters():
         assert parameter.grad is None or not parameter.grad.any()

@@ -288,6 +288,6 @@ def start_language_model(
 
     def remarks() -> tuple[str | None, ...]:
         unknown = summary.share_of_unknown(text, vocabulary, ids, *cut_off)
-        return unknown, summary.few_updates(settings, len(ids.train))
+        return unknown, summary.few_steps(settings, len(ids.train))
 
     return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)

@@ -220,7 +220,7 @@ class OutputLayer(nn.Module, abc.ABC):
         """Encode labels once for several micro-batches, with one backward of it.
 
         Returns:
-            A context manager for the micro-batches of one update.
+            A context manager for the micro-batches of one step.
         """
 
     def warn_if_badly_initialised(self) -> None:

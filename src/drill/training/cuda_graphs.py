@@ -195,7 +195,7 @@ class CapturedGradients:
 
     The first batch of a shape runs without a graph, the second is captured, later ones are
     replayed: with few shapes (equal or padded lengths) nearly all are replays. The first batch of
-    an update and further ones of gradient accumulation count as two shapes.
+    a step and further ones of gradient accumulation count as two shapes.
 
     ``loss`` must not read values back from the device, so pass ``check=False``; every replay draws
     new dropout masks. On a CPU there is no graph, only the same gradients. For one process: DDP's
@@ -278,7 +278,7 @@ class CapturedGradients:
     def _run_apart(self, inputs: tuple[Tensor, ...], fresh: bool) -> Tensor:
         """``_run``, but all gradients are copied to their addresses in one launch.
 
-        ``fresh``: the first batch of an update, so they are written and not added.
+        ``fresh``: the first batch of a step, so they are written and not added.
         """
         before = {each: each.grad for each in self.parameters if each.requires_grad}
         try:

@@ -88,7 +88,7 @@ class TranslationOptions(TrainingOptions):
     max_steps: int | None = None  # a third limit
     seed: int = 1
     max_tokens: int = 4096  # of a batch on either side, with padding; also for validation
-    gradient_accumulation_steps: int = 1  # batches per update, over all processes
+    gradient_accumulation_steps: int = 1  # batches per step, over all processes
     label_smoothing: float = 0.1  # of the training loss only
     pad_to_multiple_of: int = 1  # pad lengths to multiples: fewer shapes, more padding
     compile: bool = False  # the Transformer by torch.compile

@@ -136,8 +136,8 @@ class TrainingState(abc.ABC):
     def progress(self) -> float:
         """How much of the run is done, by the limit that comes first."""
         by_epochs = (self.epoch - 1 + self.position / self.epoch_size) / self.limits.epochs
-        by_updates = 0.0 if self.limits.max_steps is None else self.step / self.limits.max_steps
-        return max(by_epochs, by_updates, self.time_fraction)
+        by_steps = 0.0 if self.limits.max_steps is None else self.step / self.limits.max_steps
+        return max(by_epochs, by_steps, self.time_fraction)
 
     def epoch_done(self) -> bool:
         return self.position >= self.epoch_size
@@ -147,7 +147,7 @@ class TrainingState(abc.ABC):
         return self.stopper is not None and self.stopper.triggered
 
     def complete(self) -> bool:
-        """Whether all epochs or updates are trained, or as many as ``patience`` allows."""
+        """Whether all epochs or steps are trained, or as many as ``patience`` allows."""
         most = self.limits.max_steps
         enough = most is not None and self.step >= most
         return enough or self.epoch > self.limits.epochs or self.stopped()

@@ -19,7 +19,7 @@ from drill.translation.evaluate import TranslationLoss
 
 @dataclass(kw_only=True)
 class TranslationState(TrainingState):
-    """The next update starts at batch ``position`` of the ``epoch_size`` of this process.
+    """The next step starts at batch ``position`` of the ``epoch_size`` of this process.
 
     ``nll`` sums the losses of target tokens, times the number of processes.
     """
@@ -56,7 +56,7 @@ class TranslationState(TrainingState):
         self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], world: World
     ) -> None:
         super().load_state_dict(tensors, numbers, world)
-        # An update is a multiple of all processes, so only an epoch's last turn is rounded.
+        # A step is a multiple of all processes, so only an epoch's last turn is rounded.
         self.position = min(self.epoch_size, -(-numbers["position"] // world.size))
         self.recent = dict.fromkeys(numbers["recent"])
 

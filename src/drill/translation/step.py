@@ -63,8 +63,8 @@ def kernel_summary(
 def backward(
     trained: nn.Module,  # the model, or what wraps it for several processes
     model: Translator,
-    update: list[PairBatch],
-    tokens: int,  # targets of the update, over all processes
+    batches: list[PairBatch],
+    tokens: int,  # targets of the step, over all processes
     label_smoothing: float,
     device: torch.device,
 ) -> Tensor:
@@ -76,9 +76,9 @@ def backward(
     size = 1 if ddp is None else torch.distributed.get_world_size()
     total = torch.zeros((), dtype=sum_dtype(device), device=device)
     # DDP reduces gradients during backward; those of shared labels would come after that.
-    alone = ddp is None and len(update) > 1
+    alone = ddp is None and len(batches) > 1
     with model.layer.shared_labels() if alone else nullcontext():
-        for left, batch in zip(range(len(update))[::-1], update, strict=True):
+        for left, batch in zip(range(len(batches))[::-1], batches, strict=True):
             with ddp.no_sync() if ddp and left else nullcontext():
                 nll = trained(*_to_device(device, batch), **sum_loss_options(label_smoothing))
                 (nll * (size / tokens)).backward()
@@ -106,7 +106,7 @@ def make_captured_gradients(
 
 
 def captured_backward(
-    gradients: CapturedGradients, update: list[PairBatch], tokens: int, device: torch.device
+    gradients: CapturedGradients, batches: list[PairBatch], tokens: int, device: torch.device
 ) -> Tensor:
     """``backward`` of one process by replays; each batch encodes its labels.
 
@@ -114,7 +114,7 @@ def captured_backward(
     """
     scale = torch.full((), 1.0 / tokens, device=device)
     total = torch.zeros((), dtype=sum_dtype(device), device=device)
-    for batch in update:
+    for batch in batches:
         total += gradients(*_to_device(device, batch), scale)
     return total * tokens
 

@@ -104,13 +104,13 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
     if run.test_row() is None or not run.last.exists():
         return False
     last, asked = run.last_numbers(), settings.training
-    updates, minutes = asked.get("max_steps"), asked.get("max_minutes")
+    steps, minutes = asked.get("max_steps"), asked.get("max_minutes")
     with run.reading_last():
         trained = last["elapsed"] - last["test_seconds"]
         stopper = last["stopper"]  # stopped by patience: more epochs change nothing
         return (
             last["epoch"] > asked["epochs"]
-            or (updates is not None and last["step"] >= updates)
+            or (steps is not None and last["step"] >= steps)
             or (minutes is not None and trained >= 60.0 * minutes)
             or (stopper is not None and stopper["triggered"])
         )

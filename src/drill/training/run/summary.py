@@ -16,7 +16,7 @@ from drill.training.run.environment import Start, has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, Settings
 
-FEW_UPDATES = 100  # with fewer a model learns next to nothing
+FEW_STEPS = 100  # with fewer a model learns next to nothing
 
 
 def run_summary(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
@@ -94,20 +94,20 @@ def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
     return f"{dropped:,} of {report.pairs:,} training pairs are left out: {dropped_by}"
 
 
-def few_updates(settings: Settings, tokens: int) -> str | None:
-    """A warning if a language model on so many tokens gets only a few updates."""
+def few_steps(settings: Settings, tokens: int) -> str | None:
+    """A warning if a language model on so many tokens gets only a few steps."""
     given = settings.training
     rows = tokens // given["batch_size"]
     if rows < 2:  # an error of its own
         return None
     epoch = max(1, rows // given["bptt"])  # segments are about bptt long
-    updates = epoch * given["epochs"]
-    if updates >= FEW_UPDATES:
+    steps = epoch * given["epochs"]
+    if steps >= FEW_STEPS:
         return None
-    enough = -(-FEW_UPDATES // epoch)
+    enough = -(-FEW_STEPS // epoch)
     return (
-        f"about {updates} update{'' if updates == 1 else 's'} in all, too few to learn much: set a "
-        f"larger training.epochs ({enough} make about {FEW_UPDATES}), a smaller "
+        f"about {steps} step{'' if steps == 1 else 's'} in all, too few to learn much: set a "
+        f"larger training.epochs ({enough} make about {FEW_STEPS}), a smaller "
         "training.batch_size or training.bptt"
     )
 
@@ -118,7 +118,7 @@ def no_better_than_guessing(perplexity: float, words: int) -> str | None:
         return None
     return (
         f"the test perplexity {perplexity:,.1f} is not below {words:,}, that of a guess among all "
-        "words: the model has learnt nothing; train it for more updates (training.epochs, "
+        "words: the model has learnt nothing; train it for more steps (training.epochs, "
         "training.batch_size, training.bptt), or on more text"
     )
 
