@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from drill.errors import DrillError, OutOfMemory
-from drill.training.progress import AT_LEAST_EVERY, ProgressLines, Pulse, state
+from drill.training.progress import AT_LEAST_EVERY, LineThrottle, ProgressLines, state
 from drill.training.progress import Progress as Report
 
 COUNT_AFTER = 10.0  # seconds before the first line of a Counter
@@ -87,7 +87,7 @@ class Counter:
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         self.title = title
-        self._pulse = Pulse(AT_LEAST_EVERY if quiet else COUNT_AFTER)
+        self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else COUNT_AFTER)
         shown = Console(highlight=False, markup=False, stderr=True)
         count = "{task.completed:,.0f} of {task.total:,.0f}"
         bar = shown.is_terminal and not quiet
@@ -102,7 +102,7 @@ class Counter:
 
     def _update(self, done: int, total: int | None) -> None:
         if self._bar.disable:
-            if self._pulse.due():
+            if self._throttle.due():
                 note(f"{self.title}  {done:,}" + (f" of {total:,}" if total else ""))
             return
         if not self._bar.tasks:

@@ -20,7 +20,7 @@ from drill.data import DataError
 from drill.layers import SampledSoftmax
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
-from drill.training.run.checkpoint import whole
+from drill.training.run.checkpoint import full_tensor
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class World:
         """Sharded tensors whole and on the CPU, in the first process; others as they are."""
         found = {}
         for name, tensor in tensors.items():  # one at a time: all would fill the device
-            gathered = whole(tensor)
+            gathered = full_tensor(tensor)
             if self.is_main or gathered is tensor:
                 found[name] = gathered
         return found

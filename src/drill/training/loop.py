@@ -25,7 +25,7 @@ from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.options import TrainingOptions, log_interval
 from drill.training.precision import matmul_precision, sum_dtype
 from drill.training.progress import Progress
-from drill.training.run.checkpoint import whole
+from drill.training.run.checkpoint import full_tensor
 from drill.training.run.folder import RunFolder, readable
 from drill.training.signals import GracefulShutdown
 from drill.training.state import Limits, Score, TrainingState
@@ -402,7 +402,7 @@ def finite(loss: float, task: Task) -> float:
 def check_damaged(task: Task) -> None:
     """Raise Diverged before parameters that are not finite are saved."""
     norms = torch._foreach_norm([p.detach() for p in task.model.parameters()])
-    total = torch.stack([whole(norm).float() for norm in norms]).sum() + task.state.nll
+    total = torch.stack([full_tensor(norm).float() for norm in norms]).sum() + task.state.nll
     finite(float(total), task)
 
 

@@ -30,7 +30,7 @@ FIRST_AFTER = 5.0  # seconds before the first line
 AT_LEAST_EVERY = 60.0
 
 
-class Pulse:
+class LineThrottle:
     """Whether it is time for another line: each gap is twice as long as the one before.
 
     Args:
@@ -63,7 +63,7 @@ class ProgressLines:
 
     def __init__(self, write: Callable[[str], None] | None = None, quiet: bool = False) -> None:
         self.write, self.quiet = write or _to_stderr, quiet
-        self._pulse = Pulse(AT_LEAST_EVERY if quiet else None)
+        self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else None)
         self._star_explained = False
         self._start: tuple[int, float, float] | None = None  # epoch, share, time: first report
         self._estimated = False
@@ -71,11 +71,11 @@ class ProgressLines:
     def say(self, line: str) -> None:
         if not self.quiet:
             self.write(line)
-            self._pulse.restart()
+            self._throttle.restart()
 
     def show(self, report: Progress) -> None:
         self.show_milestones(report)
-        if report.row is None and self._pulse.due():
+        if report.row is None and self._throttle.due():
             share = "" if report.work is not None else f"{report.share:4.0%}  "
             self.write(f"{report.work or f'epoch {report.epoch}'}  {share}{state(report)}")
 

@@ -22,7 +22,7 @@ from drill.training.run.checkpoint import (
     copy_into,
     load,
     split_tensors,
-    under,
+    strip_prefix,
 )
 from drill.training.run.folder import RunFolder, readable
 
@@ -314,8 +314,9 @@ class TrainingState(abc.ABC):
                     f"{run.path}: the text has changed since this run was saved; restore it, or "
                     "train under another name"
                 )
-            copy_into(dict(model.named_parameters()), under("model/", tensors), str(run.last))
-            optimizer.load_state_dict(under("optimizer/", tensors) | numbers["optimizer"])
+            parameters = dict(model.named_parameters())
+            copy_into(parameters, strip_prefix("model/", tensors), str(run.last))
+            optimizer.load_state_dict(strip_prefix("optimizer/", tensors) | numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)
         return True
 

@@ -1,4 +1,4 @@
-"""Stacks of LSTM layers, their gradients, and whether the last two go together."""
+"""Stacks of LSTM layers, their gradients, and whether the last two interleave."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from drill.kernels.lstm.lstm import lstm
-from drill.kernels.lstm.persistent import recurrence as lstm_together
+from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.weights import Weights
 
 
@@ -51,11 +51,11 @@ def solved(results, given, wanted):
     return [*flat(results), *gradients(results, given, wanted)]
 
 
-def go_together(monkeypatch, together):
+def set_interleave(monkeypatch, interleave):
     """The last two layers, where they are large enough; or none."""
-    monkeypatch.setattr(lstm_together, "recorded", lambda: together)
-    loaded = set() if together else Everything()
-    monkeypatch.setattr(lstm_together, "_loaded", loaded)
+    monkeypatch.setattr(recurrence, "recorded", lambda: interleave)
+    loaded = set() if interleave else Everything()
+    monkeypatch.setattr(recurrence, "_loaded", loaded)
 
 
 class Everything(set):

@@ -14,7 +14,7 @@ from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.runtime import streams as second_stream
 from drill.kernels.runtime.dropout_masks import draw_mask
 from tests.kernels.lstm.problems import errors, same_bits
-from tests.kernels.lstm.stacks import flat, go_together, one_by_one, solved, stack
+from tests.kernels.lstm.stacks import flat, one_by_one, set_interleave, solved, stack
 
 
 def test_a_stack_is_its_layers_one_by_one():
@@ -133,17 +133,17 @@ def persistent(x, states, weights, drop=0.0, between=0.0):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "steps", "together"),
+    ("sizes", "steps", "interleave"),
     [
-        *(([10, 21, 37, 12], 23, together) for together in (False, True)),
+        *(([10, 21, 37, 12], 23, interleave) for interleave in (False, True)),
         *(([12, 20, 17], steps, True) for steps in (5, 23)),
         ([16, 33], 5, False),
     ],
 )
 def test_what_is_around_the_recurrences_is_that_of_the_layers(
-    sizes, steps, together, without_gpu, monkeypatch
+    sizes, steps, interleave, without_gpu, monkeypatch
 ):
-    go_together(monkeypatch, together)
+    set_interleave(monkeypatch, interleave)
     *exact, wanted = stack(sizes, steps, 3)
     *given, _ = stack(sizes, steps, 3, dtype=torch.float32)
     truth, found = one_by_one(*exact, "reference"), persistent(*given)
@@ -151,9 +151,9 @@ def test_what_is_around_the_recurrences_is_that_of_the_layers(
     assert max(errors(found, solved(truth, exact, wanted))) < 2e-2
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_gradients_are_of_what_was_dropped(together, without_gpu, monkeypatch):
-    go_together(monkeypatch, together)
+@pytest.mark.parametrize("interleave", [False, True])
+def test_gradients_are_of_what_was_dropped(interleave, without_gpu, monkeypatch):
+    set_interleave(monkeypatch, interleave)
     *given, _ = stack([10, 21, 37, 12], 20, 3, dtype=torch.float32)
     output, _ = persistent(*given, drop=0.5, between=0.4)
     leaves = [each.w_hh for each in given[2]] + [each.w_ih for each in given[2]]
@@ -163,11 +163,11 @@ def test_gradients_are_of_what_was_dropped(together, without_gpu, monkeypatch):
     assert zeros[3] == 0.0  # the input is whole
 
 
-def test_two_layers_go_together_where_that_is_recorded(without_gpu, monkeypatch):
+def test_two_layers_interleave_where_that_is_recorded(without_gpu, monkeypatch):
     layouts, x = [layout(each, 16) for each in (100, 400)], torch.empty(20, 3, 50)
 
     def found(*shapes, steps=20):
-        return recurrence.go_together(shapes, x[:steps])
+        return recurrence.can_interleave(shapes, x[:steps])
 
     monkeypatch.setattr(recurrence, "recorded", lambda: False)
     assert not found(*layouts)
@@ -182,7 +182,7 @@ def test_two_layers_go_together_where_that_is_recorded(without_gpu, monkeypatch)
 
 
 def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypatch):
-    go_together(monkeypatch, False)
+    set_interleave(monkeypatch, False)
     monkeypatch.setattr(recurrence, "_loaded", set())
     *given, wanted = stack([10, 21, 37, 12], 23, 3, dtype=torch.float32)
     rows, whole = [], torch.mm

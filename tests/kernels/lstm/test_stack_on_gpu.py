@@ -12,7 +12,7 @@ from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
 from drill.kernels.runtime import streams as second_stream
 from tests.kernels.device_marks import captured, needs_hopper
 from tests.kernels.lstm.problems import same_bits
-from tests.kernels.lstm.stacks import flat, go_together, gradients, one_by_one, solved, stack
+from tests.kernels.lstm.stacks import flat, gradients, one_by_one, set_interleave, solved, stack
 
 pytestmark = [pytest.mark.gpu, needs_hopper]
 
@@ -27,9 +27,11 @@ def on_gpu(sizes, steps, batch, **options):
     ("sizes", "steps", "batch"),
     [(PAPER, 70, 20), (PAPER, 37, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
 )
-@pytest.mark.parametrize("together", [False, True])
-def test_a_persistent_stack_has_the_bits_of_its_layers(together, sizes, steps, batch, monkeypatch):
-    go_together(monkeypatch, together)
+@pytest.mark.parametrize("interleave", [False, True])
+def test_a_persistent_stack_has_the_bits_of_its_layers(
+    interleave, sizes, steps, batch, monkeypatch
+):
+    set_interleave(monkeypatch, interleave)
     *given, wanted = on_gpu(sizes, steps, batch)
     expected = solved(one_by_one(*given, "persistent"), given, wanted)
     for _ in range(3):
@@ -43,8 +45,8 @@ def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
     """Of a sum of products, for cuBLAS may cut few rows otherwise than many."""
     *given, wanted = on_gpu(PAPER, steps, batch)
 
-    def run(together):
-        go_together(monkeypatch, together)
+    def run(interleave):
+        set_interleave(monkeypatch, interleave)
         return solved(lstm_stack(*given, "persistent"), given, wanted)
 
     apart, one, other = run(False), run(True), run(True)
@@ -54,11 +56,11 @@ def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
     assert not lstm_persistent.stalled()
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("interleave", [False, True])
 @pytest.mark.parametrize("late", ["steps", "weights"])
-def test_no_stream_runs_ahead_of_the_other(late, together, monkeypatch):
+def test_no_stream_runs_ahead_of_the_other(late, interleave, monkeypatch):
     """What is in memory is other when one stream comes late, should the other not wait for it."""
-    go_together(monkeypatch, together)
+    set_interleave(monkeypatch, interleave)
     *given, wanted = on_gpu([64, 100, 650, 80], 36, 20)
     expected = solved(lstm_stack(*given, "persistent"), given, wanted)
 

@@ -2,7 +2,7 @@
 
 Per map one product and one pointwise pass forward, the same backward. The gradients of all U come
 from one batched product, and those of all b with them: the inputs X of the maps carry a column of
-ones. See ``label_encoder``.
+ones. See ``encode_labels``.
 
 Shapes: V labels, d width, L maps; X has d' > d columns, so that its rows stay aligned.
 """
@@ -24,7 +24,7 @@ _ROWS, _COLUMNS = 64, 64
 
 
 @triton.jit
-def _advance(
+def _forward_map(
     P,  # (V, d) product of this map, with its bias; unused when ENTER
     E,  # (V, d)
     mask_out,  # of this map, see ``mask_at``
@@ -78,7 +78,7 @@ def _advance(
 
 
 @triton.jit
-def _retreat(
+def _backward_map(
     above,  # (V, d) gradient that reaches this map's result, before mask_in
     mask_in,  # of the next map, which ``above`` still has to pass
     mask_out,  # of this map
@@ -117,7 +117,7 @@ def _retreat(
 
 
 @triton.jit
-def _leave(
+def _embedding_gradient(
     dY,  # (V, d)
     dX,  # (L, V, d) gradients of the maps' inputs as multiplied
     masks,  # of all maps, ``mask_layer`` apart
@@ -193,7 +193,7 @@ class PointwiseEncode(torch.autograd.Function):
             last = i == depth - 1
             # With residuals between maps the results alternate between two buffers.
             result = Y if last else before[i % 2] if options.between and i >= 0 else None
-            _advance[grid](
+            _forward_map[grid](
                 None if i < 0 else P[i % planes],
                 E,
                 None if i < 0 else drop[i],
@@ -238,7 +238,7 @@ class PointwiseEncode(torch.autograd.Function):
         grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, _COLUMNS))
         for i in reversed(range(depth if V else 0)):
             top = i == depth - 1
-            _retreat[grid](
+            _backward_map[grid](
                 dY if top else dX[i + 1],
                 drop[i + 1],
                 drop[i],
@@ -260,7 +260,7 @@ class PointwiseEncode(torch.autograd.Function):
             )
             torch.mm(dP[i], U[i], out=dX[i])
         if V:
-            _leave[grid](
+            _embedding_gradient[grid](
                 dY,
                 dX,
                 masks,

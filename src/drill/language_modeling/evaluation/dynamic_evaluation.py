@@ -24,7 +24,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     checked_parameters,
     text_fingerprint,
 )
-from drill.language_modeling.evaluation.grid_search import Cell, Search, Settings, run_grid
+from drill.language_modeling.evaluation.grid_search import Cell, GridPoint, Search, run_grid
 from drill.language_modeling.evaluation.perplexity import Perplexity, Progress, Text, single_stream
 from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
@@ -164,7 +164,7 @@ def dynamic_search(
         f"precision {current_precision(data.device)}, of the statistics {statistics.precision}"
     )
 
-    def evaluate(settings: Settings, progress: Progress) -> Perplexity:
+    def evaluate(settings: GridPoint, progress: Progress) -> Perplexity:
         options: dict[str, Any] = {"bptt": bptt, "cuda_graphs": cuda_graphs, **settings}
         return dynamic_perplexity(
             model, data, statistics, epsilon=epsilon, progress=progress, **options

@@ -11,14 +11,14 @@ from drill.data import DataError
 from drill.files import atomic_write, read_bytes
 from drill.language_modeling.evaluation.perplexity import Perplexity, Progress
 
-Settings = Mapping[str, float]
+GridPoint = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Cell:
     """Settings and their result; None where the loss was not finite."""
 
-    settings: Settings
+    settings: GridPoint
     result: Perplexity | None
 
 
@@ -40,8 +40,8 @@ class Search:
 
 
 def run_grid(
-    points: Sequence[Settings],
-    evaluate: Callable[[Settings, Progress], Perplexity],
+    points: Sequence[GridPoint],
+    evaluate: Callable[[GridPoint, Progress], Perplexity],
     *,
     key: str,
     tokens: int,

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from drill.errors import check_value
 from drill.training.optim.averaging import AveragedSgd, AverageKind, WeightAverage, replaced
 from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
-from drill.training.run.checkpoint import sharded_as, split_tensors, under
+from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
 LABEL_MAPS = {"maps", "gates", "label_map"}  # what output layers call them
@@ -218,7 +218,7 @@ class ScheduledOptimizer(abc.ABC):
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Any]] = {}
         for i, name in enumerate(order):
-            entries = {**saved["optimizer"].get(name, {}), **under(f"{name}/", saved)}
+            entries = {**saved["optimizer"].get(name, {}), **strip_prefix(f"{name}/", saved)}
             parameter = self.parameters[name]
             _check_entries(name, parameter, entries)
             entries.pop(MEAN, None)

@@ -122,7 +122,7 @@ def fingerprint_in(path: Path, prefix: str = "") -> str:
         prefix: takes only the tensors whose names start so, without it.
     """
     _, _, checksums = _read(path, HINT, tensors=False)
-    text = json.dumps(under(prefix, checksums), sort_keys=True)
+    text = json.dumps(strip_prefix(prefix, checksums), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -203,13 +203,13 @@ def copied(model: nn.Module, first: bool = True) -> dict[str, Tensor]:
     found = {}
     for name, p in model.named_parameters():
         weight = p.detach()
-        gathered = whole(weight)
+        gathered = full_tensor(weight)
         if first:
             found[name] = weight.clone() if gathered is weight else gathered
     return found
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor that FSDP has sharded, gathered on the CPU; any other as it is."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather().cpu()
@@ -226,7 +226,7 @@ def sharded_as(parameter: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value.to(parameter.device), *layout, src_data_rank=None)
 
 
-def under(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
+def strip_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
     """Values whose names start with ``prefix``, without it."""
     return {name[len(prefix) :]: v for name, v in values.items() if name.startswith(prefix)}
 

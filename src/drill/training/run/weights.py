@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from drill.errors import RunFolderError
-from drill.training.run.checkpoint import copy_into, fingerprint_in, load, under
+from drill.training.run.checkpoint import copy_into, fingerprint_in, load, strip_prefix
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, read_settings
 
@@ -16,8 +16,8 @@ Weights = Literal["averaged", "best", "last"]
 """``averaged``, of translators, where they are better than the best single ones."""
 
 
-OF_SOME_MACHINES = ("persistent", "graph", "triton")
-"""Kernels that run on some GPUs."""
+GPU_IMPLS = ("persistent", "graph", "triton")
+"""Values of ``impl`` that run on some GPUs only."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def by_any_kernels(settings: Settings) -> Settings:
 
 
 def _by_any(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {**table, "impl": "auto"} if table.get("impl") in OF_SOME_MACHINES else dict(table)
+    return {**table, "impl": "auto"} if table.get("impl") in GPU_IMPLS else dict(table)
 
 
 def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Tensor], WeightsInfo]:
@@ -87,7 +87,7 @@ def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Ten
     prefix = "model/" if chosen == "last" else ""  # which also has the optimizer's state
     when = {"averaged": "steps", "best": "epoch", "last": "step"}[chosen]
     step = {when: numbers[when]} if when in numbers else {}
-    return under(prefix, tensors), WeightsInfo(chosen, step, fingerprint_in(path, prefix))
+    return strip_prefix(prefix, tensors), WeightsInfo(chosen, step, fingerprint_in(path, prefix))
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], run: RunFolder) -> None:

@@ -236,8 +236,8 @@ SHORTEST_TOGETHER, SMALLEST_TOGETHER = 35, 577
 """Fewest steps, and units of the lower layer: below, launches cost more than overlap gains."""
 
 
-def go_together(layouts: Sequence[Layout], x: Tensor) -> bool:
-    """Whether the last two layers overlap.
+def can_interleave(layouts: Sequence[Layout], x: Tensor) -> bool:
+    """Whether the last two layers run interleaved.
 
     Only if the pass is being captured: launched one by one, the extra launches cost the host more
     than they save.

@@ -10,7 +10,7 @@ That kernel leaves half of the device idle. What no step waits for runs there, o
 weights of later layers are prepared during the steps of the first one, gradients of weights are
 computed during the steps of the layer below. If a pass is captured, the last two layers fit on the
 device together, the lower one has at least 577 units and the sequence 35 steps, they overlap, the
-upper one a piece behind (``go_together``); the first launched pass of a shape loads the products
+upper one a piece behind (``can_interleave``); the first launched pass of a shape loads the products
 that this takes.
 """
 

@@ -15,7 +15,7 @@ from drill.kernels.lstm.persistent.recurrence import (
     Dgates,
     Marks,
     Span,
-    go_together,
+    can_interleave,
     loads_pieces,
     pieces,
     run_backward,
@@ -55,7 +55,7 @@ class BackwardPass:
         self.dx = torch.empty_like(below).view(*output.shape[:2], -1) if needs_x else None
         self.dout = [torch.empty_like(own.h[1:]) for own in saved[:-1]]
         self.filled: dict[int, torch.cuda.Event] = {}  # marks of all layers but the last
-        self.together = go_together(layouts, output)
+        self.interleave = can_interleave(layouts, output)
         self.loads = loads_pieces("backward", layouts, output)
 
     def run(self, doutput: Tensor | None, dends: Sequence[Tensor | None]) -> None:
@@ -77,7 +77,7 @@ class BackwardPass:
                     self.filled[i] = second.record_event()
             layers = list(reversed(range(count)))
             waiting: list[int] = []  # for the gradients of their weights
-            if self.together:
+            if self.interleave:
                 top, below, *layers = layers
                 for span in reversed(pieces(self.steps)):
                     self._recur(top, span, dends)

@@ -16,7 +16,7 @@ from drill.kernels.lstm.persistent.layout import Layout, cut
 from drill.kernels.lstm.persistent.recurrence import (
     Prepared,
     Span,
-    go_together,
+    can_interleave,
     layout_on,
     loads_pieces,
     pieces,
@@ -61,11 +61,11 @@ class ForwardPass:
         self.ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
         self.made: list[Prepared] = []
         self.saved: list[SavedLayer] = []
-        self.together = go_together(self.layouts, x)
+        self.interleave = can_interleave(self.layouts, x)
         self.loads = loads_pieces("forward", self.layouts, x)
         # Backward alone reads activations. Those of layers that nobody trains have one place, where
         # such layers run one after the other.
-        self.passing = range(min(lowest, len(layers) - self.together))
+        self.passing = range(min(lowest, len(layers) - self.interleave))
         widest = max((4 * self.layouts[i].hidden for i in self.passing), default=0)
         count = self.steps * self.batch * widest
         self.place = torch.empty(count, dtype=torch.float32, device=x.device)
@@ -77,8 +77,8 @@ class ForwardPass:
         ready: list[torch.cuda.Event] = []  # weights of later layers
         with second_stream(first) as second:
             self.made.append(self._prepared(0, first))
-            for i in range(count - self.together):
-                followed = self.together and i + 2 == count
+            for i in range(count - self.interleave):
+                followed = self.interleave and i + 2 == count
                 if i > 0:
                     first.wait_event(ready[i - 1])
                 self._save(i)
@@ -107,7 +107,7 @@ class ForwardPass:
                         self._end(i - 1)
                     if followed:
                         self._end(i + 1)
-            self._end(count - 1 - self.together)
+            self._end(count - 1 - self.interleave)
 
     def _prepared(self, i: int, stream: torch.cuda.Stream) -> Prepared:
         from drill.kernels.lstm.persistent.pack_weights import prepare

@@ -20,7 +20,7 @@ import torch
 import triton  # noqa: F401  this module is of no use without it
 from torch import Tensor
 
-from drill.kernels.lstm.stepwise.step_triton import TABLE, advance, aim, retreat
+from drill.kernels.lstm.stepwise.step_triton import TABLE, backward_step, forward_step, write_table
 
 LONGEST = 64
 """Steps of the longest graph."""
@@ -66,12 +66,12 @@ class Loop(ABC):
         """One product and one kernel."""
 
     @abstractmethod
-    def rehearsal(self) -> Tensors:
-        """Tensors of a single step."""
+    def warmup_tensors(self) -> Tensors:
+        """Tensors of a single step, to warm up with."""
 
     def run(self, first: int, steps: int, tensors: Tensors) -> None:
         """All steps from ``first`` on."""
-        aim(self.table, first, tensors)
+        write_table(self.table, first, tensors)
         if self.graphs is None:
             self._launch(steps)
         else:
@@ -94,8 +94,8 @@ class Loop(ABC):
             aside.wait_stream(current)
             with torch.cuda.stream(aside):
                 # Compiles, loads and allocates, none of which a capture allows.
-                tensors = self.rehearsal()
-                aim(self.table, 0, tensors)
+                tensors = self.warmup_tensors()
+                write_table(self.table, 0, tensors)
                 self._launch(1)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
@@ -117,9 +117,9 @@ class ForwardLoop(Loop):
 
     def step(self, offset: int) -> None:
         multiply(self.now, self.w.t(), out=self.inner)
-        advance(self.table, self.inner, self.now, self.mask, self.capped, offset, self.hidden)
+        forward_step(self.table, self.inner, self.now, self.mask, self.capped, offset, self.hidden)
 
-    def rehearsal(self) -> Tensors:
+    def warmup_tensors(self) -> Tensors:
         state = self.now.new_zeros(2, *self.now.shape)
         bias = self.inner.new_zeros(4 * self.hidden)
         return bias, torch.zeros_like(self.inner), state, state.float()
@@ -139,20 +139,20 @@ class BackwardLoop(Loop):
         self.dc = torch.zeros_like(self.inner[0])  # in the end d c_0
 
     def step(self, offset: int) -> None:
-        retreat(
+        backward_step(
             self.table, self.inner, self.now, self.dc, self.mask, self.capped, offset, self.hidden
         )
         by_gate = self.now.view(self.batch, 4, -1).transpose(0, 1)  # (4, B, P)
         multiply(by_gate, self.w.view(4, *self.dc.shape[1:], -1), out=self.inner)
 
-    def rehearsal(self) -> Tensors:
+    def warmup_tensors(self) -> Tensors:
         states = self.inner.new_zeros(2, *self.dc.shape)
         activations = torch.zeros_like(self.now, dtype=torch.float32)
         return activations, states, states[0].to(self.now.dtype), torch.zeros_like(self.now)
 
 
 @contextmanager
-def borrowed(
+def acquire_loop(
     kind: type[AnyLoop],
     w: Tensor,
     batch: int,
@@ -163,16 +163,16 @@ def borrowed(
 ) -> Iterator[AnyLoop]:
     """A loop with these weights, ready for so many steps; its other buffers are not cleared.
 
-    On a GPU a kept one with its graphs, nobody else's until the block ends. A new one that launches
-    step by step where somebody else is capturing, since their graph will go on using it, and on
-    a CPU, where Triton interprets.
+    On a GPU a cached one with its graphs, nobody else's until the block ends. A new one that
+    launches step by step where somebody else is capturing, since their graph will go on using it,
+    and on a CPU, where Triton interprets.
     """
     stream, options = _replaying_stream(w.device), (batch, hidden, mask is not None, capped)
     with _lock if stream is not None else nullcontext():
         if stream is None:
             loop = kind(w, *options)
         else:
-            loop = _kept(kind, w, stream, *options)
+            loop = _cached_loop(kind, w, stream, *options)
             loop.capture(steps)
             loop.w.copy_(w)
         if mask is not None and loop.mask is not None:
@@ -191,7 +191,7 @@ def _replaying_stream(device: torch.device) -> int | None:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def _kept(kind: type[AnyLoop], w: Tensor, stream: int, *options: Any) -> AnyLoop:
+def _cached_loop(kind: type[AnyLoop], w: Tensor, stream: int, *options: Any) -> AnyLoop:
     # A stream does one thing after the other; two may not share buffers.
     key = (kind, w.device.index, stream, w.dtype, *options)
     loop = _loops.get(key)

@@ -2,7 +2,7 @@
 
 A kernel that is recorded in a CUDA graph keeps its arguments, but every call has tensors of its
 own. So a kernel is given a table, in device memory, of the step it begins at and of where the
-tensors of this call lie; ``aim`` writes it. Only what the products touch stays in one place.
+tensors of this call lie (``write_table``). Only what the products touch stays in one place.
 
 Shapes: T steps, batch B, H units of which rows have P >= H, those beyond being zeros. Gates are in
 the order i, f, g, o. The next step reads h_t times a mask (B, P), where there is one; capped input
@@ -22,7 +22,7 @@ _UNITS = 128
 
 
 @triton.jit(do_not_specialize=["step", "one", "two", "three", "four"])
-def _aim(table, step, one, two, three, four):
+def _write_table(table, step, one, two, three, four):
     tl.store(table, step.to(tl.int64))
     tl.store(table + 1, one.to(tl.int64))
     tl.store(table + 2, two.to(tl.int64))
@@ -31,7 +31,7 @@ def _aim(table, step, one, two, three, four):
 
 
 @triton.jit(do_not_specialize=["offset"])
-def _advance(
+def _forward_step(
     table,  # step, then bias (4, H), gates (T, B, 4, P), h and c (T + 1, B, P)
     product,  # (B, 4, P) W_hh h_{t-1}
     now,  # (B, P) becomes h_t, as the next step reads it
@@ -86,7 +86,7 @@ def _advance(
 
 
 @triton.jit(do_not_specialize=["offset"])
-def _retreat(
+def _backward_step(
     table,  # step, then activations (T, B, 4, P), c (T + 1, B, P), d h (T, B, P), d gates as they
     product,  # (4, B, P) what reaches the h_t that was read through each of the gates_{t+1}
     now,  # (B, 4, P) becomes d gates_t
@@ -153,12 +153,12 @@ def _retreat(
     tl.store(dgates + 3 * padded, do, mask=stored)
 
 
-def aim(table: Tensor, step: int, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def write_table(table: Tensor, step: int, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     """Start the kernels at this step of these contiguous tensors."""
-    _aim[(1,)](table, step, *(tensor.data_ptr() for tensor in tensors))
+    _write_table[(1,)](table, step, *(tensor.data_ptr() for tensor in tensors))
 
 
-def advance(
+def forward_step(
     table: Tensor,
     product: Tensor,
     now: Tensor,
@@ -171,10 +171,10 @@ def advance(
     batch, padded = now.shape
     grid = (batch, triton.cdiv(padded, _UNITS))
     kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
-    _advance[grid](table, product, now, mask, offset, batch, hidden, padded, **kind)
+    _forward_step[grid](table, product, now, mask, offset, batch, hidden, padded, **kind)
 
 
-def retreat(
+def backward_step(
     table: Tensor,
     product: Tensor,
     now: Tensor,
@@ -188,4 +188,4 @@ def retreat(
     batch, padded = dc.shape
     grid = (batch, triton.cdiv(padded, _UNITS))
     kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
-    _retreat[grid](table, product, now, dc, mask, offset, batch, hidden, padded, **kind)
+    _backward_step[grid](table, product, now, dc, mask, offset, batch, hidden, padded, **kind)

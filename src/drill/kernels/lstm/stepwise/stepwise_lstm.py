@@ -16,7 +16,12 @@ import triton  # noqa: F401  this module is of no use without it
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from drill.kernels.lstm.stepwise.graph_loops import BackwardLoop, ForwardLoop, borrowed, multiply
+from drill.kernels.lstm.stepwise.graph_loops import (
+    BackwardLoop,
+    ForwardLoop,
+    acquire_loop,
+    multiply,
+)
 from drill.kernels.lstm.stepwise.weight_drop import masked_gradient, masked_weight
 
 OPERANDS = torch.bfloat16
@@ -65,7 +70,7 @@ class StepwiseLstm(torch.autograd.Function):
         h[0, :, hidden:] = 0.0  # W_hh has zeros there, but zero times NaN is NaN
         h[0, :, :hidden] = h0
         c[0, :, :hidden] = c0
-        with borrowed(ForwardLoop, w, batch, hidden, steps, mask, capped) as loop:
+        with acquire_loop(ForwardLoop, w, batch, hidden, steps, mask, capped) as loop:
             loop.now.copy_(h[0])
             if mask is not None:
                 loop.now[:, :hidden] = h0 * mask
@@ -83,7 +88,7 @@ class StepwiseLstm(torch.autograd.Function):
         steps, batch, hidden, width, real_width = ctx.sizes
         padded = w.shape[1]
         dgates = torch.empty(steps, batch, 4 * padded, dtype=w.dtype, device=h.device)
-        with borrowed(BackwardLoop, w, batch, hidden, steps, mask, ctx.capped) as loop:
+        with acquire_loop(BackwardLoop, w, batch, hidden, steps, mask, ctx.capped) as loop:
             loop.inner.zero_()
             loop.dc[:, :hidden] = dc_last
             loop.run(steps - 1, steps, (gates, c, dh.contiguous(), dgates))
