@@ -13,8 +13,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # After the variable: kernels read it when they are imported.
-from drill import files as user_cache
-from tests.tiny_place import typed
+from drill import files
+from tests.cli_workspace import typed
 from tests.tiny_texts import write_texts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -149,7 +149,7 @@ def nan_in_fresh_memory():
 @pytest.fixture
 def unwarned():
     """A cache that cannot be written is warned about again."""
-    user_cache._warn_once.cache_clear()
+    files._warn_once.cache_clear()
 
 
 @pytest.fixture

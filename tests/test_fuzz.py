@@ -212,17 +212,20 @@ def main(place: Path) -> None:
 
     import drill.cli.app
     import drill.tasks  # noqa: F401
-    from tests import tiny_place, tiny_translation_place
+    from tests import cli_translation_workspace, cli_workspace
 
     os.environ |= {"XDG_CACHE_HOME": str(place / "cache"), "DRILL_COMMIT": "0000000"}
     victim = place / "victim"
     victim.write_text("mine\n")
-    changes = tiny_translation_place.SMALL
-    for task, maker in (("language model", tiny_place), ("translator", tiny_translation_place)):
+    changes = cli_translation_workspace.SMALL
+    for task, maker in (
+        ("language model", cli_workspace),
+        ("translator", cli_translation_workspace),
+    ):
         (place / task).mkdir()
         pid = os.fork()
         if not pid:
-            maker.make_place(place / task)
+            maker.make_workspace(place / task)
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0, task
         small = [w for each in changes for w in ("--set", each)] if task == "translator" else []

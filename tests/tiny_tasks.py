@@ -11,11 +11,11 @@ import pytest
 from torch import nn
 
 from drill import tasks
-from drill.language_modeling import train as language_model_training
+from drill.language_modeling import train as language_model_train
 from drill.training.loop import Outcome
 from drill.training.optim import ScheduledOptimizer
 from drill.training.settings import TRANSLATION, Settings
-from drill.translation import train as translation_training
+from drill.translation import train as translation_train
 from tests.tiny_runs import OPTIMIZERS, interrupted_after, small_model, small_run
 from tests.tiny_translations import small_optimizer, small_training, small_translator
 
@@ -30,9 +30,9 @@ class Task(NamedTuple):
 
 LM, MT = "language model", "translator"
 TASKS: dict[str, Any] = {
-    LM: Task(small_run, small_model, OPTIMIZERS["sgd"], language_model_training, "evaluate_tokens"),
+    LM: Task(small_run, small_model, OPTIMIZERS["sgd"], language_model_train, "evaluate_tokens"),
     MT: Task(
-        small_training, small_translator, small_optimizer, translation_training, "translation_loss"
+        small_training, small_translator, small_optimizer, translation_train, "translation_loss"
     ),
 }
 both_tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

@@ -1,13 +1,13 @@
 import pytest
 
-from tests.tiny_place import make_place
-from tests.tiny_translation_place import write_pairs
+from tests.cli_translation_workspace import write_pairs
+from tests.cli_workspace import make_workspace
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a text, pairs, a recipe and a language model, one per file of tests."""
-    folder = make_place(tmp_path_factory.mktemp("place"))
+    folder = make_workspace(tmp_path_factory.mktemp("place"))
     write_pairs(folder / "pairs")
     return folder
 

@@ -8,13 +8,13 @@ import pytest
 from drill.language_modeling.run import load_run
 from drill.tasks import train
 from drill.training.settings import recipe
-from tests import tiny_place, tiny_translation_place
+from tests import cli_translation_workspace, cli_workspace
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Language models tiny, more (of one vocabulary) and other."""
-    folder = tiny_place.make_place(tmp_path_factory.mktemp("place"))
+    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("place"))
     (folder / "other.txt").write_text("quite other words\n" * 300)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -72,8 +72,8 @@ def test_runs_that_do_not_compare_are_an_error(fails):
 
 
 def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
-    folder = tiny_translation_place.make_place(tmp_path)
-    drill = tiny_place.typed(folder, monkeypatch, capfd)
+    folder = cli_translation_workspace.make_workspace(tmp_path)
+    drill = cli_workspace.typed(folder, monkeypatch, capfd)
     found = compared(drill, "runs/tiny", "runs/tiny")
     assert (found["kind"], found["difference"], found["gained"]) == ("bleu", 0.0, [])
     files = ("--text", "pairs/test.en", "--reference", "pairs/test.de")

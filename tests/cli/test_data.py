@@ -5,7 +5,7 @@ import lzma
 
 import pytest
 
-from tests.tiny_place import typed
+from tests.cli_workspace import typed
 
 PAIRS = {"train": 30, "valid": 4, "test": 3}
 

@@ -9,8 +9,8 @@ import pytest
 from drill import tasks
 from drill.language_modeling.run import load_run
 from drill.report.analysis.comparison import RunComparison
-from drill.report.tables import number_format as numbers
-from tests.tiny_place import RECIPE
+from drill.report.tables import number_format
+from tests.cli_workspace import RECIPE
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_demo_compares_two_runs(drill, succeeds, place, tiny_demo, monkeypat
     (text,) = compared.texts
     first, second = (text.losses[each][4].mean_loss for each in ("tied", "drill"))
     assert band[-3] == f"{first:.3f}"
-    assert band[-1] == numbers.change(second - first, 3)  # in nats, as papers compare losses
+    assert band[-1] == number_format.change(second - first, 3)  # in nats, as papers compare losses
     for line in out.splitlines():
         if line.startswith(("perplexity, all", "parameters ")):
             assert line.endswith("%")

@@ -15,13 +15,13 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from drill.cli.evaluation import dynamic_and_cache as commands
+from drill.cli.evaluation import dynamic_and_cache
 from drill.language_modeling.evaluation import cache_pointer, dynamic_evaluation
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_run
-from tests.tiny_place import typed
+from tests.cli_workspace import typed
 from tests.tiny_runs import disk_full
 
 CPU = ("--device", "cpu")
@@ -167,12 +167,12 @@ def test_the_defaults_are_the_published_ones():
     """Dynamic evaluation: lr 5e-5, decay 0.002, epsilon 2e-5, segments of 5, batch size 100."""
     published = {"lr": 5e-5, "lamb": 0.002, "epsilon": 2e-5, "bptt": 5}
     names = {"lamb": "decay", "bptt": "segment_length"}
-    function, command = map(_parameters, (dynamic_perplexity, commands.dynamic))
+    function, command = map(_parameters, (dynamic_perplexity, dynamic_and_cache.dynamic))
     for name, value in published.items():
         assert function[name].default == command[names.get(name, name)].default == value
     gathered = _parameters(gradient_statistics)
     assert (gathered["batch_size"].default, gathered["bptt"].default) == (100, 5)
-    function, command = map(_parameters, (cache_perplexity, commands.cache))
+    function, command = map(_parameters, (cache_perplexity, dynamic_and_cache.cache))
     for name, option in {
         "window": "window",
         "theta": "theta",

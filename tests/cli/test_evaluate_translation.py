@@ -13,12 +13,12 @@ from drill.report.results.runs import read_run
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.translation.run import load_translation
-from tests.tiny_translation_place import make_place, small
+from tests.cli_translation_workspace import make_workspace, small
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
+    return make_workspace(tmp_path_factory.mktemp("place"))
 
 
 def test_evaluate_gives_bleu_and_keeps_it(drill, succeeds, here):

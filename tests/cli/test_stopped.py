@@ -8,9 +8,9 @@ import pytest
 
 from drill import tasks
 from drill.data.text import corpora
+from tests.cli_translation_workspace import set_by_command
 from tests.tiny_runs import contents
 from tests.tiny_tasks import LM, MT, RUNS
-from tests.tiny_translation_place import set_by_command
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 COMMANDS = {LM: ("train", "tiny.toml"), MT: ("train", "mt-demo", *set_by_command())}

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from drill import cli
-from drill.translation import translate as translation
+from drill.translation import translate as translate_module
 from drill.translation.run import load_translation
 from drill.translation.translate import Search, Translation, translate
-from tests.tiny_translation_place import make_place, set_by_command
+from tests.cli_translation_workspace import make_workspace, set_by_command
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
+    return make_workspace(tmp_path_factory.mktemp("place"))
 
 
 def test_train_prints_bleu_and_resumes(drill):
@@ -61,7 +61,7 @@ def test_translate_writes_utf8_whatever_the_terminal_says(here, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
     monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
     found = [[[Translation("Ä", 0.0, 0.0)]]]
-    monkeypatch.setattr(translation, "translate_blocks", lambda *_: found)
+    monkeypatch.setattr(translate_module, "translate_blocks", lambda *_: found)
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     assert written.getvalue().decode("utf-8") == "Ä\n"
@@ -147,7 +147,7 @@ def test_out_of_memory_in_a_search_names_batch_tokens(fails, monkeypatch, caplog
     def searched(model, sources, decoding, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
 
-    monkeypatch.setattr(translation, "beam_search", searched)
+    monkeypatch.setattr(translate_module, "beam_search", searched)
     for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
         limits = ("--device", "cpu", "--batch-tokens", "2")
         err = fails(*words, *limits, stdin="abc\n", key="runs/tiny: the GPU's memory is too small")

@@ -1,6 +1,6 @@
 import pytest
 
-from drill.kernels.label_encoder import encode_labels as label_encoder
+from drill.kernels.label_encoder import encode_labels
 from drill.kernels.runtime.dispatch import INTERPRETED
 
 
@@ -12,7 +12,7 @@ def multiply(monkeypatch):
         if products == "cublas":
             from drill.kernels.label_encoder.pointwise import PointwiseEncode
 
-            monkeypatch.setattr(label_encoder, "_function", lambda *given: PointwiseEncode)
+            monkeypatch.setattr(encode_labels, "_function", lambda *given: PointwiseEncode)
 
     return choose
 

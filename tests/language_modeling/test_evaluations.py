@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drill.errors import DrillError
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.persistent.recurrence import Stalled
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
@@ -86,7 +86,7 @@ def test_progress_reaches_the_end_and_may_interrupt(evaluation):
 def flag(monkeypatch):
     """Set, as a launch that gave up leaves it."""
     flag = torch.ones(1, dtype=torch.int32)
-    monkeypatch.setattr(lstm_persistent, "_flags", {0: flag})
+    monkeypatch.setattr(recurrence, "_flags", {0: flag})
     return flag
 
 
@@ -125,24 +125,24 @@ def test_search_saves_no_cell_of_a_stall(flag, tmp_path):
 @pytest.mark.gpu
 def test_launch_without_room_on_the_gpu_raises(monkeypatch):
     """Each launch finds marks where the initial state should be, and waits until it gives up."""
-    reason = lstm_persistent.unsupported_reason(torch.device("cuda", 0), 6)
+    reason = recurrence.unsupported_reason(torch.device("cuda", 0), 6)
     if reason:
         pytest.skip(reason)
     model = language_model("tied", torch.float32).cuda()
     sound = perplexity(model, text(200), autocast=torch.bfloat16)
-    whole = lstm_persistent._kernel
+    whole = recurrence._kernel
 
     def unfed(*given):
         def launch(blocks, threads, arguments):
             steps, words = arguments[7], arguments[3].view(torch.int16)
-            marks = torch.full_like(words.expand(steps, -1, -1), lstm_persistent.EMPTY)
+            marks = torch.full_like(words.expand(steps, -1, -1), recurrence.EMPTY)
             whole(*given)(blocks, threads, [*arguments[:3], marks.contiguous(), *arguments[4:]])
 
         return launch
 
     with monkeypatch.context() as patch:
-        patch.setattr(lstm_persistent, "_kernel", unfed)
+        patch.setattr(recurrence, "_kernel", unfed)
         with pytest.raises(Stalled, match="waited in vain"):
             perplexity(model, text(200), autocast=torch.bfloat16)
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()
     assert perplexity(model, text(200), autocast=torch.bfloat16) == sound

@@ -17,7 +17,7 @@ from drill.language_modeling.evaluation.frequency_bands import SUBWORD_EDGES
 from drill.report.results.ledger import record
 from drill.training.device import meta_init
 from drill.training.settings import recipe
-from tests.tiny_place import typed
+from tests.cli_workspace import typed
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")

@@ -28,7 +28,7 @@ from drill.training.loop import AsyncLoss
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.training.run.checkpoint import split_tensors
 from drill.training.state import Limits
-from tests.waiting import waiting_forbidden
+from tests.no_gpu_sync import no_gpu_sync
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
 OPTIONS = {"ar_weight": 2.0, "tar_weight": 1.0, "check": False}
@@ -338,7 +338,7 @@ def test_replays_do_not_wait_for_the_device(optimizer):
     lengths = (5, 6, 7)
     for length in lengths * 2:  # launched, then recorded
         step(state, Segment(0, length, length), 0.5)
-    with waiting_forbidden():
+    with no_gpu_sync():
         for length in lengths * 3:
             step(state, Segment(10, length, length), 0.5)
     assert state.nll.isfinite()

@@ -17,7 +17,7 @@ from drill.data import (
     training_segments,
 )
 from drill.data.text.batches import rotated, rotations
-from drill.language_modeling import train as training
+from drill.language_modeling import train as train_module
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, perplexity
 from drill.models.language_model import LanguageModel
 from drill.training.optim import NtAsgd, Sgd
@@ -376,7 +376,7 @@ def scripted(monkeypatch, losses: list[float]) -> None:
         count = ids.numel() - ids.shape[1]
         return (Perplexity(next(left, 1.0) * count, count, ids.shape[1]),)
 
-    monkeypatch.setattr(training, "evaluate_tokens", score)
+    monkeypatch.setattr(train_module, "evaluate_tokens", score)
 
 
 def test_nt_asgd_starts_to_average_after_the_epoch_that_triggers(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from drill.layers import MatrixLayer, SampledSoftmax, TiedSoftmax
 from drill.layers.wrappers import sampled as module
 from drill.layers.wrappers.sampled import distinct
 from tests.layers.table import CASES, MATRIX, V, batch, every_matrix_case, gradients, make
-from tests.waiting import waiting_forbidden
+from tests.no_gpu_sync import no_gpu_sync
 
 COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
 RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id
@@ -378,7 +378,7 @@ def test_on_a_gpu_it_agrees_with_the_cpu_and_its_draws_wait_for_nothing(counts):
             torch.testing.assert_close(grad.cpu(), expected[key])
     assert layer.nll(remote, targets.cuda() + V, check=False).isnan()
     del layer.sample
-    with waiting_forbidden():
+    with no_gpu_sync():
         ranks = layer.sample(1000, remote.device)
         layer.log_proposal(ranks)
         distinct(layer.ranking.labels_of(ranks), V, wait=False)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from drill.report.tables import number_format as numbers
+from drill.report.tables import number_format
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from drill.report.tables import number_format as numbers
     ],
 )  # fmt: skip
 def test_perplexities(value, text):
-    assert numbers.perplexity(value) == text
+    assert number_format.perplexity(value) == text
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ def test_perplexities(value, text):
     ],
 )  # fmt: skip
 def test_changes_carry_their_sign(value, text):
-    assert numbers.change(value) == text
-    assert numbers.change(math.nan) == ""
+    assert number_format.change(value) == text
+    assert number_format.change(math.nan) == ""
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_changes_carry_their_sign(value, text):
     ],
 )  # fmt: skip
 def test_durations_have_their_two_largest_units(seconds, text):
-    assert numbers.duration(seconds) == text
+    assert number_format.duration(seconds) == text

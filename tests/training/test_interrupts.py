@@ -12,10 +12,10 @@ import torch
 
 from drill.errors import Diverged, OutOfMemory
 from drill.kernels.lstm.persistent.recurrence import Stalled
-from drill.language_modeling import train as language_model_training
+from drill.language_modeling import train as language_model_train
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from drill.translation import train as translation_training
+from drill.translation import train as translation_train
 from drill.translation.state import TranslationState
 from tests.tiny_runs import after, all_of, finished, interrupted_after, rows, small_run, unlike
 from tests.tiny_tasks import LM, MT, TASKS
@@ -121,7 +121,7 @@ def test_failed_evaluation_raises_and_a_resume_repeats_it(
     ("owner", "name", "number"),
     [
         (TranslationState, "average_recent", signal.SIGINT),
-        (translation_training, "evaluate_translator", signal.SIGTERM),
+        (translation_train, "evaluate_translator", signal.SIGTERM),
     ],
 )
 def test_signal_in_the_test_of_a_translator_ends_it_and_a_resume_tests(
@@ -144,7 +144,7 @@ def test_signal_in_the_test_of_a_translator_ends_it_and_a_resume_tests(
 @pytest.mark.parametrize(
     ("name", "owner", "function"),
     [
-        (LM, language_model_training, "load_into"),  # its test takes seconds
+        (LM, language_model_train, "load_into"),  # its test takes seconds
         (MT, RunFolder, "write_lines"),  # after the search
     ],
 )

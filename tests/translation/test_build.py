@@ -15,15 +15,15 @@ from drill.tasks import train
 from drill.training.loop import TRAINING_LOG
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
-from drill.translation import train as translation_training
+from drill.translation import train as train_module
 from drill.translation.run import load_translation
 from drill.translation.translate import Search, translate
-from tests.tiny_translation_place import make_place, small
+from tests.cli_translation_workspace import make_workspace, small
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("place"))
+    return make_workspace(tmp_path_factory.mktemp("place"))
 
 
 def test_run_comes_back_as_it_was(here):
@@ -127,9 +127,9 @@ def test_changed_text_raises(here, tmp_path):
 @pytest.mark.gpu
 def test_gpu_run_logs_its_kernels_once(here, tmp_path, caplog, monkeypatch):
     found = []
-    real = translation_training.kernel_summary
+    real = train_module.kernel_summary
     monkeypatch.setattr(
-        translation_training, "kernel_summary", lambda *a: found.append(real(*a)) or found[-1]
+        train_module, "kernel_summary", lambda *a: found.append(real(*a)) or found[-1]
     )
     with caplog.at_level(logging.INFO, TRAINING_LOG):
         train(small(), tmp_path / "run", device="cuda")

@@ -20,8 +20,8 @@ from drill.layers import (
 from drill.models import Transformer
 from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.translator import Translator
-from drill.translation.search import beam_search as search
-from drill.translation.search import decoding as search_steps
+from drill.translation.search import beam_search as beam_search_module
+from drill.translation.search import decoding as decoding_module
 from drill.translation.search.beam_search import beam_search, greedy
 from drill.translation.search.beam_state import Beam
 from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
@@ -254,7 +254,7 @@ def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
     model, sources = make(1, eos=-1.0), [[3, 2], [4, 2], [5, 2]] * 10
     decoding = Decoding(bos=BOS, eos=EOS, max_extra=3, batch_tokens=64)
     whole, sizes = searched(model, sources, decoding), []
-    monkeypatch.setattr(search_steps, "SCORES_PER_TOKEN", 2)
+    monkeypatch.setattr(decoding_module, "SCORES_PER_TOKEN", 2)
     with cached_head(model) as head:
 
         def spied(hidden: Tensor) -> Tensor:
@@ -270,8 +270,8 @@ def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
 @pytest.mark.parametrize(("beam", "alpha"), [(1, 0.0), (3, 0.6), (8, 0.6)])
 def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
     """In fixed room that grows twice, with sentences that leave; without a device, no graph."""
-    monkeypatch.setattr(search, "INITIAL_CAPACITY", 4)
-    monkeypatch.setattr(search, "CHECK_DONE_EVERY", 4)
+    monkeypatch.setattr(beam_search_module, "INITIAL_CAPACITY", 4)
+    monkeypatch.setattr(beam_search_module, "CHECK_DONE_EVERY", 4)
     options = {"beam": beam, "n_best": beam, "length_penalty": alpha}
     for seed, eos in ((2, -1.0), (3, -6.0)):
         model = make(seed, eos=eos)
@@ -286,7 +286,7 @@ def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_graphs_are_the_same_on_a_gpu(autocast, monkeypatch):
-    monkeypatch.setattr(search, "INITIAL_CAPACITY", 8)
+    monkeypatch.setattr(beam_search_module, "INITIAL_CAPACITY", 8)
     model = make(2, eos=-4.0).float().cuda()
     for beam in (1, 4):
         plain, replayed = (

@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-import drill.translation.search.beam_search as searching
 from drill.data import PairBatches
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import AdamW, ScheduledOptimizer
 from drill.training.run import checkpoint
-from drill.translation import train as translation_training
+from drill.translation import train as train_module
 from drill.translation.evaluate import translation_loss
+from drill.translation.search import beam_search
 from drill.translation.state import TranslationState
 from drill.translation.translate import Search
 from tests.tiny_runs import after, all_of, rows, unlike, weights
@@ -51,7 +51,7 @@ def better_means(monkeypatch):
         return replace(found, nll=found.nll / 2) if asked and asked.pop() else found
 
     monkeypatch.setattr(TranslationState, "average_recent", averaged)
-    monkeypatch.setattr(translation_training, "translation_loss", loss)
+    monkeypatch.setattr(train_module, "translation_loss", loss)
 
 
 @pytest.mark.usefixtures("better_means")
@@ -107,10 +107,10 @@ def test_more_epochs_remove_an_older_average(tmp_path):
 
 def test_progress_of_validations_and_the_test_is_shown(tmp_path, monkeypatch):
     """Batch by batch, here of one line, and not all at once when all is done."""
-    shown, searches, real = [], [], searching._search
+    shown, searches, real = [], [], beam_search._search
     monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
-    monkeypatch.setattr(translation_training, "Search", partial(Search, batch_tokens=1))
-    monkeypatch.setattr(searching, "_search", lambda *a: searches.append(1) or real(*a))
+    monkeypatch.setattr(train_module, "Search", partial(Search, batch_tokens=1))
+    monkeypatch.setattr(beam_search, "_search", lambda *a: searches.append(1) or real(*a))
 
     def show(report):
         if report.work is not None:

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-import drill.translation.search.beam_search as searching
 from drill.data import BEGIN, END
 from drill.errors import SettingsError
-from drill.translation import translate as translation
+from drill.translation import translate as translate_module
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
+from drill.translation.search import beam_search as beam_search_module
 from drill.translation.search import sampling
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding
@@ -96,7 +96,7 @@ def test_samples_follow_from_the_seed_and_the_line_alone(data, model):
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_lines_are_counted_before_every_search_of_several(data, model, monkeypatch, sampled):
-    module, name = (sampling, "_drawn") if sampled else (searching, "_search")
+    module, name = (sampling, "_drawn") if sampled else (beam_search_module, "_search")
     real, events = getattr(module, name), []
 
     def searched(model, head, batch, *rest):
@@ -129,7 +129,7 @@ def test_invalid_search_options_raise():
 def test_out_of_memory_halves_the_batch(data, model, monkeypatch, caplog):
     lines, asked = ["ab", "c", "abcde"] * 4, []
     whole = [found[0].text for found in translate(model, data.subwords, lines, Search())]
-    real = translation.beam_search
+    real = translate_module.beam_search
 
     def searched(model, sources, decoding, **options):
         asked.append(decoding.batch_tokens)
@@ -137,7 +137,7 @@ def test_out_of_memory_halves_the_batch(data, model, monkeypatch, caplog):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, sources, decoding, **options)
 
-    monkeypatch.setattr(translation, "beam_search", searched)
+    monkeypatch.setattr(translate_module, "beam_search", searched)
     search = Search(batch_tokens=64)
     found = translate(model, data.subwords, lines, search, lines_per_block=6)
     assert [each[0].text for each in found] == whole

@@ -14,10 +14,10 @@ from drill.training.run import checkpoint
 from drill.training.settings import read_settings
 from drill.translation.evaluate import translation_loss
 from drill.translation.run import load_translation
-from tests import tiny_place
+from tests import cli_workspace
+from tests.cli_translation_workspace import make_workspace, small
 from tests.tiny_runs import all_of, unlike, weights
 from tests.tiny_tasks import stop
-from tests.tiny_translation_place import make_place, small
 
 STILL = [
     "training.max_steps=1",
@@ -29,7 +29,7 @@ STILL = [
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """pairs/, runs/tiny and other/, the same language in other letters."""
-    folder = make_place(tmp_path_factory.mktemp("place"))
+    folder = make_workspace(tmp_path_factory.mktemp("place"))
     (folder / "other").mkdir()
     for path in (folder / "pairs").iterdir():
         turned = path.read_text().translate(str.maketrans("abcde", "ebcda"))
@@ -92,7 +92,7 @@ def test_resumed_run_does_not_ask_for_its_start_again(here, tmp_path):
 def test_start_that_does_not_fit_is_named_before_a_text_is_read(here, monkeypatch, changes, fault):
     if "words" in changes[0] and not Path("words").exists():
         Path("words").mkdir()
-        tiny_place.make_place(Path("words").absolute())
+        cli_workspace.make_workspace(Path("words").absolute())
     if "young" in changes[0]:
         Path("runs/young").mkdir()
         shutil.copy("runs/tiny/recipe.toml", "runs/young")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from drill.kernels.label_encoder import encode_labels as label_encoder
+from drill.kernels.label_encoder import encode_labels
 from drill.kernels.label_encoder.encode_labels import KeptBits, choose_encoder, fused_missing
 from drill.kernels.label_encoder.options import Options
 from drill.kernels.loss import products as products_module
@@ -228,7 +228,7 @@ def test_who_multiplies():
     def function(d=16, dtype=torch.float16, locked=True, labels=4):
         E = torch.zeros(labels, d)
         options = Options(0, True, False, locked, 1.0, True, False)
-        return label_encoder._function(E, dtype, options, 2).__name__
+        return encode_labels._function(E, dtype, options, 2).__name__
 
     assert function() == function(d=1024) == "FusedEncode"
     assert function(locked=False) == "PointwiseEncode"
@@ -487,6 +487,6 @@ def test_maps_that_must_be_called_are_called(change, monkeypatch):
         layer.labels()
     layer.impl = "auto"
     choice = Choice("triton", "as on a GPU")
-    monkeypatch.setattr(label_encoder, "choose_encoder", lambda *_: choice)
-    monkeypatch.setattr(label_encoder, "encode_labels", lambda *_, **__: pytest.fail("fused"))
+    monkeypatch.setattr(encode_labels, "choose_encoder", lambda *_: choice)
+    monkeypatch.setattr(encode_labels, "encode_labels", lambda *_, **__: pytest.fail("fused"))
     layer.labels()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, library
 
-from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.loss import chunk_plan
 from drill.kernels.loss.chunk_plan import Settings, fits_in_one_chunk
 from drill.kernels.loss.chunked import backward_pass, forward_pass
 from drill.kernels.loss.compile_op import compiled_nll, nll_op
@@ -82,7 +82,7 @@ def test_ragged_labels_are_padded_in_every_product_compiled_or_not(padded):
 )
 def test_a_copy_of_the_weight_counts_against_the_budget(labels, dtype, copied, padded):
     hidden = torch.empty(N, k)
-    exactly = N * 40 * dtype.itemsize + copied + N * nll_plan.ROW_BYTES
+    exactly = N * 40 * dtype.itemsize + copied + N * chunk_plan.ROW_BYTES
     assert fits_in_one_chunk(hidden, labels, settings("triton", exactly, dtype))
     assert not fits_in_one_chunk(hidden, labels, settings("triton", exactly - 1, dtype))
     assert not fits_in_one_chunk(hidden, labels, settings("chunked", exactly, dtype))

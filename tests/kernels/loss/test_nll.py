@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.loss import chunk_plan
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import choose, nll
 from drill.kernels.runtime import dispatch as module
@@ -192,7 +192,7 @@ every_engine_and_share = pytest.mark.parametrize(
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of a few tokens, so that small problems need several."""
-    monkeypatch.setattr(nll_plan, "MIN_BLOCK", 3)
+    monkeypatch.setattr(chunk_plan, "MIN_BLOCK", 3)
 
 
 def budget(dtype: torch.dtype, share: float) -> int:
@@ -202,8 +202,8 @@ def budget(dtype: torch.dtype, share: float) -> int:
 def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_several(small_blocks):
     plans = []
     for dtype, share in itertools.product((torch.float32, torch.bfloat16), SHARES):
-        settings = nll_plan.Settings(IGNORE_INDEX, 0.0, dtype, "chunked", budget(dtype, share))
-        plans.append(nll_plan.plan(torch.empty(N, k, dtype=dtype), V, settings, keep=True))
+        settings = chunk_plan.Settings(IGNORE_INDEX, 0.0, dtype, "chunked", budget(dtype, share))
+        plans.append(chunk_plan.plan(torch.empty(N, k, dtype=dtype), V, settings, keep=True))
     kept = [{chunk.saved is not None for chunk in plan.chunks} for plan in plans]
     assert all(case in kept for case in ({True}, {True, False}, {False}))
     assert {plan.by_label is not None for plan in plans} == {True, False}

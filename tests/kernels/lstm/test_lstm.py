@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from drill.kernels.lstm.lstm import choose, in_one_buffer, in_words, lie_together, lstm, lstm_stack
-from drill.kernels.lstm.persistent import layout as lstm_layout
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent import layout as layout_module
+from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.persistent.layout import cut, layout
 from drill.kernels.lstm.persistent.recurrence import unsupported_reason
 from drill.kernels.lstm.weights import Weights
@@ -123,12 +123,12 @@ def test_a_layout_shares_the_units_evenly(hidden):
         assert shape.hidden == found.hidden
         assert shape.share % 16 == 0  # columns of the matrix instruction
         assert shape.share * shape.cluster * rows == 4 * shape.hidden
-        assert shape.share <= lstm_layout.COLUMNS
+        assert shape.share <= layout_module.COLUMNS
         assert shape.blocks % shape.cluster == 0
         # the rows that a cluster's warpgroups hold are those of its blocks' units
-        assert shape.cluster * lstm_layout.UNITS * rows == shape.warpgroups * lstm_layout.ROWS
-        spare = shape.blocks * lstm_layout.UNITS - found.hidden
-        assert 0 <= spare < lstm_layout.ROWS * shape.warpgroups
+        assert shape.cluster * layout_module.UNITS * rows == shape.warpgroups * layout_module.ROWS
+        spare = shape.blocks * layout_module.UNITS - found.hidden
+        assert 0 <= spare < layout_module.ROWS * shape.warpgroups
 
 
 @pytest.mark.parametrize("clusters", [16, 14, 9, 8])
@@ -140,10 +140,10 @@ def test_every_layout_fits_the_device(clusters):
 
 @pytest.mark.parametrize("hidden", [16, 576, 608, 1152])
 def test_every_group_fits_the_shared_memory(hidden):
-    most = SHARED - lstm_layout.BARRIERS
-    tiles = -(-lstm_layout.LARGEST_GROUP // 8)
+    most = SHARED - layout_module.BARRIERS
+    tiles = -(-layout_module.LARGEST_GROUP // 8)
     for shape in layout(hidden, 16):
-        assert shape.shared(tiles, lstm_layout.GROUPS) <= most
+        assert shape.shared(tiles, layout_module.GROUPS) <= most
         assert shape.threads <= 512
 
 
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_said(monkeypatch):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(lstm_persistent, "_room", lambda index: 16)
+    monkeypatch.setattr(recurrence, "_room", lambda index: 16)
     monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     assert unsupported_reason(device, 1150) is None
     assert "hidden size 2048" in unsupported_reason(device, 2048)
@@ -163,15 +163,15 @@ def test_what_does_not_fit_is_said(monkeypatch):
 
 def test_batches_are_cut_evenly_and_no_group_is_without_rows():
     for batch in range(1, 400):
-        found, groups = cut(batch), -(-batch // lstm_layout.LARGEST_GROUP)
+        found, groups = cut(batch), -(-batch // layout_module.LARGEST_GROUP)
         assert found.size == -(-batch // groups)
-        assert 8 * found.tiles <= lstm_layout.LARGEST_GROUP
+        assert 8 * found.tiles <= layout_module.LARGEST_GROUP
         assert [begin for begin, _, _ in found.launches[1:]] == [
             begin + rows for begin, rows, _ in found.launches[:-1]
         ]
         assert sum(rows for _, rows, _ in found.launches) == batch
         for _, rows, groups in found.launches:
-            assert 1 <= groups <= lstm_layout.GROUPS
+            assert 1 <= groups <= layout_module.GROUPS
             assert (groups - 1) * found.size < rows <= groups * found.size
 
 
@@ -207,7 +207,7 @@ def test_kernels_are_near_float64_and_repeat_their_bits(impl, sizes):
     assert max(wrong[:3]) < 4e-3
     assert max(wrong[3:]) < 6e-3
     assert same_bits(found, again)
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()
 
 
 @on_hopper
@@ -300,4 +300,4 @@ def test_a_nan_with_the_bits_of_a_mark_is_not_waited_on():
     output, _, _ = lstm(x, h, c, weights, "persistent")
     assert output[:, 1].isnan().all()
     assert output[:, [0, 2]].isfinite().all()
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()

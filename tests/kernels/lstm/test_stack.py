@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from drill.kernels.lstm.lstm import lstm, lstm_stack
-from drill.kernels.lstm.persistent import recurrence
-from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
-from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
+from drill.kernels.lstm.persistent import recurrence, stack_backward, stack_forward
 from drill.kernels.lstm.persistent.layout import layout
 from drill.kernels.lstm.persistent.stack import persistent_layers
-from drill.kernels.runtime import streams as second_stream
+from drill.kernels.runtime import streams
 from drill.kernels.runtime.dropout_masks import draw_mask
 from tests.kernels.lstm.problems import errors, same_bits
 from tests.kernels.lstm.stacks import flat, one_by_one, set_interleave, solved, stack
@@ -119,10 +117,10 @@ def without_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(second_stream, "_second_to", lambda *first: Stream())
-    monkeypatch.setattr(lstm_layers_forward, "layout_on", lambda device, hidden: layout(hidden, 16))
-    monkeypatch.setattr(lstm_layers_forward, "run_forward", forward_by_step)
-    monkeypatch.setattr(lstm_layers_backward, "run_backward", backward_by_step)
+    monkeypatch.setattr(streams, "_second_to", lambda *first: Stream())
+    monkeypatch.setattr(stack_forward, "layout_on", lambda device, hidden: layout(hidden, 16))
+    monkeypatch.setattr(stack_forward, "run_forward", forward_by_step)
+    monkeypatch.setattr(stack_backward, "run_backward", backward_by_step)
 
 
 def persistent(x, states, weights, drop=0.0, between=0.0):
@@ -223,7 +221,7 @@ def layers_gone_through(without_gpu, monkeypatch):
         widths.append(shape.hidden)
         backward_by_step(shape, *given)
 
-    monkeypatch.setattr(lstm_layers_backward, "run_backward", run)
+    monkeypatch.setattr(stack_backward, "run_backward", run)
     return widths
 
 
@@ -268,7 +266,7 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, m
     def keep(ctx, *tensors):
         kept.extend(tensors)
 
-    monkeypatch.setattr(lstm_layers_forward, "run_forward", run)
+    monkeypatch.setattr(stack_forward, "run_forward", run)
     monkeypatch.setattr(torch.autograd.function.FunctionCtx, "save_for_backward", keep)
     with nobody_asks():
         output, _ = persistent(*given)
@@ -279,4 +277,4 @@ def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, m
     assert torch.equal(output, trained)
     assert all(own.w_hh_t is not None for own in made[3:])
     assert len({each.data_ptr() for each in gates[3:]}) == 3
-    assert len(kept) == 3 * len(lstm_layers_forward.SavedLayer._fields)
+    assert len(kept) == 3 * len(stack_forward.SavedLayer._fields)

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from drill.kernels.lstm.lstm import lstm_stack
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
-from drill.kernels.lstm.persistent import stack_backward as lstm_layers_backward
-from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
-from drill.kernels.runtime import streams as second_stream
+from drill.kernels.lstm.persistent import recurrence, stack_backward, stack_forward
+from drill.kernels.runtime import streams
 from tests.kernels.device_marks import captured, needs_hopper
 from tests.kernels.lstm.problems import same_bits
 from tests.kernels.lstm.stacks import flat, gradients, one_by_one, set_interleave, solved, stack
@@ -36,7 +34,7 @@ def test_a_persistent_stack_has_the_bits_of_its_layers(
     expected = solved(one_by_one(*given, "persistent"), given, wanted)
     for _ in range(3):
         assert same_bits(solved(lstm_stack(*given, "persistent"), given, wanted), expected)
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()
 
 
 @pytest.mark.parametrize("steps", [35, 36])
@@ -53,7 +51,7 @@ def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
     assert same_bits(one, other)
     errors = [((a - b).norm() / b.norm()).item() for a, b in zip(one, apart, strict=True)]
     assert max(errors) < 4e-3  # what it is to round all of them to bfloat16 once
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()
 
 
 @pytest.mark.parametrize("interleave", [False, True])
@@ -74,19 +72,19 @@ def test_no_stream_runs_ahead_of_the_other(late, interleave, monkeypatch):
         monkeypatch.setattr(module, name, run)
 
     @contextmanager
-    def delayed_stream(first, whole=second_stream.second_stream):
+    def delayed_stream(first, whole=streams.second_stream):
         with whole(first) as second:
             with torch.cuda.stream(second):
                 torch.cuda._sleep(3_000_000)
             yield second
 
     if late == "steps":
-        delayed(lstm_layers_forward, "run_forward")
-        delayed(lstm_layers_backward, "run_backward")
+        delayed(stack_forward, "run_forward")
+        delayed(stack_backward, "run_backward")
     else:
-        monkeypatch.setattr(lstm_layers_forward, "second_stream", delayed_stream)
-        monkeypatch.setattr(lstm_layers_backward, "second_stream", delayed_stream)
-        delayed(lstm_layers_backward, "weights_gradients")
+        monkeypatch.setattr(stack_forward, "second_stream", delayed_stream)
+        monkeypatch.setattr(stack_backward, "second_stream", delayed_stream)
+        delayed(stack_backward, "weights_gradients")
     for _ in range(3):
         results = lstm_stack(*given, "persistent")
         found = solved(results, given, wanted)
@@ -111,7 +109,7 @@ def test_replays_of_a_stack_are_its_launches():
         torch.manual_seed(seed)
         launched = step()
         assert same_bits(replayed, launched)
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()
 
 
 def test_a_stack_hands_nan_on():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.lstm.lstm import lstm
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.persistent.layout import UNITS, cut
 from drill.kernels.lstm.persistent.recurrence import EMPTY
 from tests.kernels.device_marks import needs_hopper
@@ -47,7 +47,7 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
     """
     steps, batch, hidden = size
     device = torch.device("cuda", 0)
-    layout = lstm_persistent.layout_on(device, hidden)
+    layout = recurrence.layout_on(device, hidden)
     assert layout is not None
     assert layout.hidden == hidden
     shape = layout.backward if backward else layout.forward
@@ -55,7 +55,7 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
     blocks = shape.blocks - absent * shape.cluster
     rows = cut(batch)
     ((_, _, groups),) = rows.launches
-    kernel = lstm_persistent._kernel(shape, rows.tiles, groups, device)
+    kernel = recurrence._kernel(shape, rows.tiles, groups, device)
     weight = torch.zeros(4 * hidden * hidden, dtype=torch.bfloat16, device=device)
     gates = torch.zeros(steps, batch, hidden, 4, device=device)
     c = torch.zeros(steps + 1, batch, hidden, device=device)
@@ -70,7 +70,7 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
         result = marked(steps + 1, batch, hidden)
         words[0] = 0.0  # the initial state
         given = [weight, by_unit, gates, words, flags, result, c]
-    flag, rescue, done = lstm_persistent.stalled_flag(0), torch.cuda.Stream(), torch.cuda.Event()
+    flag, rescue, done = recurrence.stalled_flag(0), torch.cuda.Stream(), torch.cuda.Event()
     torch.cuda.synchronize()
 
     begin = time.monotonic()
@@ -94,10 +94,10 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
 def test_a_launch_that_waits_in_vain_gives_up_and_gives_nan(size, backward):
     whole, _, _ = launched(size, backward, absent=0)
     assert whole.isfinite().all()
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()
 
     written, unwritten, seconds = launched(size, backward, absent=1)
-    assert lstm_persistent.take_stall()
+    assert recurrence.take_stall()
     assert 3.0 < seconds < LIMIT
     assert (unwritten.view(torch.int16) == EMPTY).all()
     assert (written.view(torch.int16) != EMPTY).all()  # no block hangs on another one's words
@@ -106,12 +106,12 @@ def test_a_launch_that_waits_in_vain_gives_up_and_gives_nan(size, backward):
 
     again, _, _ = launched(size, backward, absent=0)
     assert torch.equal(again, whole)
-    assert not lstm_persistent.stalled()
+    assert not recurrence.stalled()
 
 
 def test_a_stall_is_reported_once():
     x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.float32)
-    lstm_persistent.stalled_flag(x.device.index or 0).fill_(1)
-    assert lstm_persistent.take_stall()
-    assert not lstm_persistent.take_stall()
+    recurrence.stalled_flag(x.device.index or 0).fill_(1)
+    assert recurrence.take_stall()
+    assert not recurrence.take_stall()
     assert lstm(x, h, c, weights, "persistent")[0].isfinite().all()

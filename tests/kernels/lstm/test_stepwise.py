@@ -14,9 +14,7 @@ from tests.kernels.device_marks import captured, interpreted, needs_triton
 from tests.kernels.lstm.problems import differentiate, errors, problem, same_bits, solve
 
 if TRITON_INSTALLED:
-    from drill.kernels.lstm.stepwise import graph_loops as lstm_loops
-    from drill.kernels.lstm.stepwise import stepwise_lstm as lstm_steps
-    from drill.kernels.lstm.stepwise import weight_drop as lstm_drop
+    from drill.kernels.lstm.stepwise import graph_loops, stepwise_lstm, weight_drop
     from drill.kernels.lstm.stepwise.graph_loops import pieces
 
 pytestmark = needs_triton
@@ -28,7 +26,7 @@ VARIANTS = [("mask", "cap_input_gate"), ("cap_input_gate",), ("mask",)]
 @pytest.fixture
 def float32_products(monkeypatch):
     """Triton's interpreter cuts float32 to bfloat16 where a GPU rounds; so nothing is cut."""
-    monkeypatch.setattr(lstm_steps, "OPERANDS", torch.float32)
+    monkeypatch.setattr(stepwise_lstm, "OPERANDS", torch.float32)
 
 
 @pytest.fixture
@@ -43,10 +41,10 @@ def replays(monkeypatch):
             for piece in pieces(steps)
         }
 
-    monkeypatch.setattr(lstm_loops.Loop, "capture", capture)
-    monkeypatch.setattr(lstm_loops, "_replaying_stream", lambda device: 0)
-    monkeypatch.setattr(lstm_loops, "_loops", type(lstm_loops._loops)())
-    return lstm_loops._loops
+    monkeypatch.setattr(graph_loops.Loop, "capture", capture)
+    monkeypatch.setattr(graph_loops, "_replaying_stream", lambda device: 0)
+    monkeypatch.setattr(graph_loops, "_loops", type(graph_loops._loops)())
+    return graph_loops._loops
 
 
 def masked_and_capped(batch, hidden, device="cpu"):
@@ -142,7 +140,7 @@ def test_weight_drop_is_a_masked_matrix_both_ways(hidden):
     ones = torch.ones(4 * hidden, hidden)
     torch.manual_seed(3)
     seed = torch.randint(2**62, (1,))
-    mask = lstm_drop.masked_gradient(ones, hidden, drop, seed, torch.float32)
+    mask = weight_drop.masked_gradient(ones, hidden, drop, seed, torch.float32)
     assert abs((mask == 0).float().mean().item() - drop) < 0.06
     torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 1 / (1 - drop)]))
     torch.manual_seed(3)
@@ -164,7 +162,7 @@ def test_replays_of_any_length_give_the_bits_of_launches(replays, monkeypatch):
         given = problem(steps, 2, 3, 5, dtype=torch.float32)
         found = solve("graph", *given)
         with monkeypatch.context() as launching:
-            launching.setattr(lstm_loops, "_replaying_stream", lambda device: None)
+            launching.setattr(graph_loops, "_replaying_stream", lambda device: None)
             assert same_bits(found, solve("graph", *given))
     assert len(replays) == 2  # forward and backward, for all lengths
 
@@ -181,7 +179,7 @@ def test_two_forwards_before_their_backwards_do_not_meet():
 
 @interpreted
 def test_loops_that_nobody_uses_are_let_go(replays, monkeypatch):
-    monkeypatch.setattr(lstm_loops, "MAXIMUM_LOOPS", 2)
+    monkeypatch.setattr(graph_loops, "MAXIMUM_LOOPS", 2)
     for batch in (1, 2, 1, 3):
         x, h, c, weights, _ = problem(2, batch, 3, 5, dtype=torch.float32)
         with torch.no_grad():
@@ -241,10 +239,10 @@ def test_masked_and_capped_graph_rounds_less_than_autocast_and_repeats_its_bits(
 
 @pytest.mark.gpu
 def test_graphs_are_captured_once_and_serve_all_lengths(monkeypatch):
-    monkeypatch.setattr(lstm_loops, "_loops", type(lstm_loops._loops)())
+    monkeypatch.setattr(graph_loops, "_loops", type(graph_loops._loops)())
     for steps in (70, 64, 71, 3, 66):
         solve("graph", *problem(steps, 20, 30, 100, device="cuda", dtype=torch.float32))
-    cached = list(lstm_loops._loops.values())
+    cached = list(graph_loops._loops.values())
     assert [sorted(loop.graphs) for loop in cached] == [[1, 2, 4, 64]] * 2
     before = [dict(loop.graphs) for loop in cached]
     solve("graph", *problem(69, 20, 30, 100, device="cuda", dtype=torch.float32))

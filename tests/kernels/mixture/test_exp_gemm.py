@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORE_INDEX
-from drill.kernels.mixture import mixture_nll as nll_mixture
+from drill.kernels.mixture import mixture_nll as mixture_module
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import INTERPRETED
@@ -33,7 +33,7 @@ pytestmark = numpy_warnings
 def padded_as_on_a_gpu(monkeypatch):
     """And by few programs: 700 labels are widened by 11 of them, not 176, one after the other."""
     monkeypatch.setitem(padding.ALIGN, "cpu", padding.ALIGN["cuda"])
-    monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, "cpu", nll_mixture.WIDTH_ALIGN["cuda"])
+    monkeypatch.setitem(mixture_module.WIDTH_ALIGN, "cpu", mixture_module.WIDTH_ALIGN["cuda"])
     if INTERPRETED:
         monkeypatch.setattr("drill.kernels.mixture.passes_triton._ROWS", 64)
 
@@ -110,8 +110,9 @@ class Chunk(NamedTuple):
 
     def widened(self) -> tuple[Tensor, int, int]:
         dtype = torch.bfloat16
-        w = nll_mixture._with_bias(self.weight, self.bias, dtype, nll_mixture._passes("triton"))
-        columns = self.weight.shape[1] + nll_mixture._bias_columns(self.bias, dtype)
+        passes = mixture_module._passes("triton")
+        w = mixture_module._with_bias(self.weight, self.bias, dtype, passes)
+        columns = self.weight.shape[1] + mixture_module._bias_columns(self.bias, dtype)
         return w, self.weight.shape[0], columns
 
     def truth(self) -> tuple[Tensor, Tensor]:
@@ -264,7 +265,7 @@ def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_a_pass(
     bias = torch.randn(labels, device="cuda").requires_grad_()
     leaves = [log_prior, contexts, weight, bias]
     targets = torch.randint(labels, (tokens,), device="cuda")
-    monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, "cuda", 70 * experts * labels)
+    monkeypatch.setitem(mixture_module.CHUNK_ELEMENTS, "cuda", 70 * experts * labels)
 
     def solve(impl: str = "triton") -> list[Tensor]:
         loss = mixture_nll(log_prior, contexts, weight, targets, bias, impl=impl)
@@ -290,10 +291,10 @@ def test_a_sweep_leaves_the_loss_of_the_operands_as_they_were_rounded(
     tokens, experts, labels = (300, 15, 3010) if kernel is Exponentials else (40, 3, 449)
     given = chunk(kernel, tokens, experts, labels, 400)
     device, at_once = given.contexts.device, 30
-    monkeypatch.setattr(nll_mixture, "tokens_at_once", lambda *_: at_once)
+    monkeypatch.setattr(mixture_module, "tokens_at_once", lambda *_: at_once)
     if kernel is Emulated:
         maker = Emulated(*given.widened(), experts, at_once * experts)
-        monkeypatch.setattr(nll_mixture, "_errors_by", lambda *_: maker)
+        monkeypatch.setattr(mixture_module, "_errors_by", lambda *_: maker)
     torch.manual_seed(0)
     log_prior = torch.randn(tokens, experts, device=device).log_softmax(-1)
     contexts = given.contexts.float().view(tokens, experts, -1).requires_grad_()

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drill.kernels.mixture import mixture_nll as nll_mixture
-from drill.kernels.mixture import passes as nll_mixture_errors
+from drill.kernels.mixture import mixture_nll as mixture_module
+from drill.kernels.mixture import passes
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
@@ -89,21 +89,21 @@ def many_tokens(engine: Engine) -> int:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of four tokens at the first size: a whole one and a rest."""
-    monkeypatch.setattr(nll_mixture, "MIN_ROWS", 1)
+    monkeypatch.setattr(mixture_module, "MIN_ROWS", 1)
     for device in ("cpu", "cuda"):
         monkeypatch.setitem(padding.ALIGN, device, 8)  # 37 labels are padded to 40
-        monkeypatch.setitem(nll_mixture.WIDTH_ALIGN, device, 16)
-        monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, device, 4 * K * 40)
-        monkeypatch.setitem(nll_mixture_errors.SLICE_ELEMENTS, device, 3 * K * 40)
+        monkeypatch.setitem(mixture_module.WIDTH_ALIGN, device, 16)
+        monkeypatch.setitem(mixture_module.CHUNK_ELEMENTS, device, 4 * K * 40)
+        monkeypatch.setitem(passes.SLICE_ELEMENTS, device, 3 * K * 40)
 
 
 @pytest.fixture(params=[True, False], ids=["one block", "several blocks"])
 def rows_of_both_kinds(request, monkeypatch):
     """Rows that are one block, and longer ones."""
     if TRITON_INSTALLED and not request.param:
-        from drill.kernels.mixture import passes_triton as nll_mixture_triton
+        from drill.kernels.mixture import passes_triton
 
-        monkeypatch.setattr(nll_mixture_triton, "BLOCK", 16)
+        monkeypatch.setattr(passes_triton, "BLOCK", 16)
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_errors_are_those_of_plain_pytorch(engine, dtype, bias, autocast):
 def test_labels_of_half_precision_are_summed_over_chunks_in_float32(dtype):
     given = mixture(400, 3, 5, 4, dtype=dtype)  # a hundred chunks
     truth = given.to(torch.float64).solve(impl="reference", reduction="sum")
-    nll_mixture.CHUNK_ELEMENTS["cpu"] = 4 * 3 * 8
+    mixture_module.CHUNK_ELEMENTS["cpu"] = 4 * 3 * 8
     found = given.solve(impl="chunked", reduction="sum")
     for fast, exact in zip(found[3:], truth[3:], strict=True):
         assert (fast.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm()
@@ -215,10 +215,10 @@ def test_labels_of_half_precision_are_summed_over_chunks_in_float32(dtype):
 def test_a_bias_in_narrow_products_keeps_the_digits_of_float32(
     engine, dtype, monkeypatch, nan_in_fresh_memory
 ):
-    monkeypatch.setattr(nll_mixture, "_rounds_to_tf32", lambda *_: dtype == torch.float32)
+    monkeypatch.setattr(mixture_module, "_rounds_to_tf32", lambda *_: dtype == torch.float32)
     bias = torch.tensor([1 / 3, -20.123456, 1e-3, 0.0, -torch.inf, torch.nan], device=engine.device)
     weight = torch.randn(6, k, device=engine.device).to(dtype)
-    w = nll_mixture._with_bias(weight, bias, dtype, nll_mixture._passes(engine.impl))
+    w = mixture_module._with_bias(weight, bias, dtype, mixture_module._passes(engine.impl))
     assert w.shape == (8, 16)  # both padded
     assert torch.equal(w[:6, :k], weight)
     columns, rtol = w[:6, k:], 1e-7 if dtype == torch.bfloat16 else 0
@@ -236,9 +236,9 @@ def test_a_bias_in_narrow_products_keeps_the_digits_of_float32(
 def test_tf32_is_known_by_either_setting(setting, value, tf32):
     tf32(setting, value)
     cuda = torch.device("cuda")
-    assert nll_mixture._rounds_to_tf32(cuda, torch.float32) == value
-    assert not nll_mixture._rounds_to_tf32(cuda, torch.bfloat16)
-    assert not nll_mixture._rounds_to_tf32(torch.device("cpu"), torch.float32)
+    assert mixture_module._rounds_to_tf32(cuda, torch.float32) == value
+    assert not mixture_module._rounds_to_tf32(cuda, torch.bfloat16)
+    assert not mixture_module._rounds_to_tf32(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.gpu
@@ -279,7 +279,7 @@ def test_frozen_inputs_get_no_gradient_and_change_no_other(engine, wanted):
 )
 def test_only_the_products_that_are_asked_for_are_made(frozen, products):
     given = mixture(5, K, V, k)
-    nll_mixture.CHUNK_ELEMENTS["cpu"] = nll_mixture_errors.SLICE_ELEMENTS["cpu"] = 5 * K * 40
+    mixture_module.CHUNK_ELEMENTS["cpu"] = passes.SLICE_ELEMENTS["cpu"] = 5 * K * 40
     for name in frozen:
         getattr(given, name).requires_grad_(False)
     with Products() as made:
@@ -429,7 +429,7 @@ def test_tensors_with_gaps_in_memory(engine, experts, bias):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [(40, 5, 1000, 8), (300, 4, 50, 16)], ids=str)
 def test_peak_memory_is_the_budget_and_the_gradients(size, dtype, monkeypatch):
-    monkeypatch.setitem(nll_mixture.CHUNK_ELEMENTS, "cpu", 2**30)  # only memory bounds a chunk
+    monkeypatch.setitem(mixture_module.CHUNK_ELEMENTS, "cpu", 2**30)  # only memory bounds a chunk
     budget = 2**20
     given = mixture(*size, dtype=dtype)
     with Allocations() as allocations:

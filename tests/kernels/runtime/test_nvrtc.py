@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drill.kernels.label_encoder.chain import chain
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.mixture import exp_gemm
 from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import nvrtc
@@ -54,9 +54,9 @@ def test_what_a_source_includes_is_part_of_it(tmp_path):
         (exp_gemm.SOURCE, exp_gemm.SOURCE.stem),
         (sgd_step.SOURCE, "squares"),
         (sgd_step.SOURCE, "update"),
-        (lstm_persistent.ROOM_SOURCE, "cluster_of_eight"),
-        (lstm_persistent.ROOM_SOURCE.with_name("forward.cu"), "lstm_forward"),
-        (lstm_persistent.ROOM_SOURCE.with_name("backward.cu"), "lstm_backward"),
+        (recurrence.ROOM_SOURCE, "cluster_of_eight"),
+        (recurrence.ROOM_SOURCE.with_name("forward.cu"), "lstm_forward"),
+        (recurrence.ROOM_SOURCE.with_name("backward.cu"), "lstm_backward"),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -110,10 +110,10 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     monkeypatch.setattr(torch.version, "hip", None)
-    lstm_persistent._room.cache_clear()
+    recurrence._room.cache_clear()
     nvrtc._kernel.cache_clear()
-    reason = lstm_persistent.unsupported_reason(torch.device("cuda", 0), 400)
-    lstm_persistent._room.cache_clear()
+    reason = recurrence.unsupported_reason(torch.device("cuda", 0), 400)
+    recurrence._room.cache_clear()
     assert reason.startswith("cluster_occupancy.cu: does not load")
 
 
@@ -136,4 +136,4 @@ def test_a_gpu_says_how_many_clusters_it_runs():
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("clusters are of Hopper and later")
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    assert processors // 16 < lstm_persistent._room(0) <= processors // 8
+    assert processors // 16 < recurrence._room(0) <= processors // 8

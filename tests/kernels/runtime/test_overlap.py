@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from drill.kernels.label_encoder import encode_labels as label_encoder
-from drill.kernels.label_encoder.chain import chain as label_encoder_chain
-from drill.kernels.lstm.persistent import stack_forward as lstm_layers_forward
+from drill.kernels.label_encoder import encode_labels
+from drill.kernels.label_encoder.chain import chain
+from drill.kernels.lstm.persistent import stack_forward
 from drill.kernels.runtime import overlap as module
 from drill.kernels.runtime.overlap import (
     awaited_by,
@@ -187,10 +187,10 @@ def test_gradients_may_go_back_to_the_first_stream(first):
 )
 def test_what_gains_nothing_does_not_overlap(kernel, labels, gains, monkeypatch):
     function = type(kernel, (), {})
-    monkeypatch.setattr(label_encoder, "_function", lambda *given: function)
-    options = label_encoder.Options(0, True, False, True, 1.0, True, False)  # not read here
+    monkeypatch.setattr(encode_labels, "_function", lambda *given: function)
+    options = encode_labels.Options(0, True, False, True, 1.0, True, False)  # not read here
     E = torch.empty(labels, 8, device="meta")
-    assert label_encoder.gains_by_overlap(E, 2, options) is gains
+    assert encode_labels.gains_by_overlap(E, 2, options) is gains
 
 
 def layer_and_model(locked):
@@ -219,9 +219,9 @@ def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatc
 
         monkeypatch.setattr(place, name, run)
 
-    watched(lstm_layers_forward, "run_forward", late == "recurrence")
-    watched(label_encoder, "encode_labels", late == "labels")
-    watched(label_encoder_chain, "_gradients")
+    watched(stack_forward, "run_forward", late == "recurrence")
+    watched(encode_labels, "encode_labels", late == "labels")
+    watched(chain, "_gradients")
 
     def step():
         streams.clear()

@@ -6,7 +6,7 @@ from itertools import cycle
 import pytest
 import torch
 
-from drill.kernels.runtime import streams as second_stream
+from drill.kernels.runtime import streams as streams_module
 
 
 class Stream:
@@ -27,20 +27,20 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9, 10]))
     for name in ("_second_to", "_third_to"):
-        monkeypatch.setattr(second_stream, name, cache(getattr(second_stream, name).__wrapped__))
+        monkeypatch.setattr(streams_module, name, cache(getattr(streams_module, name).__wrapped__))
 
 
 def test_the_second_is_not_the_first(streams):
     first = Stream("cuda")  # 7, and the next ones are taken by others
     for _ in range(3):
         Stream("cuda")
-    with second_stream.second_stream(first) as second:
+    with streams_module.second_stream(first) as second:
         assert second.cuda_stream == 8
-    with second_stream.second_stream(first) as again:
+    with streams_module.second_stream(first) as again:
         assert again is second
-    third = second_stream.third_stream(first)
+    third = streams_module.third_stream(first)
     assert third.cuda_stream == 9
-    assert second_stream.third_stream(first) is third
+    assert streams_module.third_stream(first) is third
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -51,7 +51,7 @@ def test_each_waits_for_the_other_even_where_something_fails(streams, broken, mo
         raise RuntimeError("the recording is broken")
 
     def fail():
-        with second_stream.second_stream(first) as second:
+        with streams_module.second_stream(first) as second:
             waits.append((list(first.waited_for), list(second.waited_for)))
             if broken:  # which does not hide the failure
                 monkeypatch.setattr(first, "wait_stream", break_recording)

@@ -7,17 +7,17 @@ from drill.report.play.answers import LanguageModelPlayer, TranslatorPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
 from drill.translation.run import load_translation
-from tests import tiny_place, tiny_translation_place
+from tests import cli_translation_workspace, cli_workspace
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory) -> Path:
     """A folder with the runs tiny and tied, language models of one text."""
-    folder = tiny_place.make_place(tmp_path_factory.mktemp("place"))
+    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("place"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        text = tiny_place.RECIPE.replace("deep-residual", "tied").replace("depth = 2\n", "")
+        text = cli_workspace.RECIPE.replace("deep-residual", "tied").replace("depth = 2\n", "")
         (folder / "tied.toml").write_text(text)
         settings = recipe("tied.toml", ["training.epochs=1"])
         assert train(settings, "runs/tied", device="cpu", quiet=True).finished
@@ -27,7 +27,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def pairs_place(tmp_path_factory) -> Path:
     """A folder with the translator runs/tiny."""
-    return tiny_translation_place.make_place(tmp_path_factory.mktemp("pairs"))
+    return cli_translation_workspace.make_workspace(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def models(place) -> list[LanguageModelPlayer]:
 def subwords_place(tmp_path_factory) -> Path:
     """A folder with the runs subwords and other, language models with two tokenizers."""
     pytest.importorskip("tokenizers")
-    folder = tiny_place.make_place(tmp_path_factory.mktemp("subwords"))
+    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("subwords"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

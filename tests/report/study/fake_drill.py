@@ -9,7 +9,7 @@ import pytest
 
 from drill.report.study import runner
 from drill.report.study.plan import TRAINING, Plan, read_plan, row_settings
-from tests.tiny_place import RECIPE
+from tests.cli_workspace import RECIPE
 
 PLAN = """
 name = "small"
@@ -120,7 +120,7 @@ class Place:
         return Path("started.txt").read_text().splitlines()
 
 
-def make_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def make_workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(folder)
     Path("text").mkdir()
     for split in ("train", "valid", "test"):

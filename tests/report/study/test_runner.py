@@ -20,7 +20,7 @@ from drill.report.study.runner import command
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, PARTIAL, States
 from drill.report.study.tables import status_table
 from drill.training.run.folder import RunFolder
-from tests.report.study.fake_drill import PLAN, Place, make_place
+from tests.report.study.fake_drill import PLAN, Place, make_workspace
 
 TRAINED = ["a-seed-1 train", "b-seed-1 train", "a-seed-2 train", "b-seed-2 train"]
 CHAIN = ["a-seed-1 train", "a-seed-1-finetune finetune", "a-seed-1-finetune cache"]
@@ -29,7 +29,7 @@ STAGES = PLAN.replace("baseline", 'stages = ["train", "finetune", "cache"]\nbase
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    return make_place(tmp_path, monkeypatch)
+    return make_workspace(tmp_path, monkeypatch)
 
 
 def states(place: Place) -> dict[str, str]:

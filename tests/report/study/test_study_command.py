@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_place import make_place
+from tests.cli_workspace import make_workspace
 
 PLAN = """
 name = "tiny"
@@ -21,7 +21,7 @@ set = ["layer.name=tied"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = make_place(tmp_path_factory.mktemp("place"))
+    folder = make_workspace(tmp_path_factory.mktemp("place"))
     (folder / "plan.toml").write_text(PLAN)
     return folder
 

@@ -9,7 +9,7 @@ from drill.report.study.page import write_study_page
 from drill.report.study.states import States
 from drill.report.study.tables import report, status_table
 from tests.report.page_reader import figures
-from tests.report.study.fake_drill import PLAN, make_place
+from tests.report.study.fake_drill import PLAN, make_workspace
 
 FIGURES = {
     "a-seed-1": (60.0, 58.0),
@@ -36,7 +36,7 @@ n: seeds; ± is the standard error of the mean. Differences to the baseline are 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    made = make_place(tmp_path, monkeypatch)
+    made = make_workspace(tmp_path, monkeypatch)
     Path("figures.json").write_text(json.dumps(FIGURES))
     return made
 

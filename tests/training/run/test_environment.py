@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drill.tasks import train
-from drill.training import device as machine
+from drill.training import device as device_module
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings
@@ -92,7 +92,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     git(place, "init", "-q")
     git(place, "add", "own.txt")
     git(place, "commit", "-q", "-m", "mine")
-    monkeypatch.setattr(machine, "__file__", str(place / "machine.py"))
+    monkeypatch.setattr(device_module, "__file__", str(place / "machine.py"))
     return place
 
 
@@ -102,14 +102,14 @@ def git(place: Path, *words: str) -> None:
 
 
 def test_the_commit_is_drills_and_not_that_of_a_repository_around_it(repository, monkeypatch):
-    assert machine.commit() is None
+    assert device_module.commit() is None
     git(repository, "add", "machine.py")
     git(repository, "commit", "-q", "-m", "the source")
-    assert len(machine.commit()) >= 7
+    assert len(device_module.commit()) >= 7
     (repository / "machine.py").write_text("changed")
-    assert machine.commit().endswith("+")
+    assert device_module.commit().endswith("+")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "")
-        assert machine.commit() is None
+        assert device_module.commit() is None
     monkeypatch.setenv("DRILL_COMMIT", "0123abc")
-    assert machine.commit() == "0123abc"
+    assert device_module.commit() == "0123abc"

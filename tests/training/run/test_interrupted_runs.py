@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drill.language_modeling import train as training
+from drill.language_modeling import train as train_module
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
@@ -74,14 +74,14 @@ def test_unfinished_outcome_is_returned_on_request():
 
 
 def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
-    settings, load = settings_of_text(), training.load_into
+    settings, load = settings_of_text(), train_module.load_into
 
     def stopping(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         load(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "load_into", stopping)
+        patch.setattr(train_module, "load_into", stopping)
         with pytest.raises(KeyboardInterrupt, match="has finished; the same call"):
             train(settings, "runs/a", device="cpu", quiet=True)
     before = RunFolder("runs/a").rows()

@@ -3,9 +3,9 @@
 import pytest
 
 from drill.training.run.folder import RunFolder
+from tests.cli_translation_workspace import set_by_command
 from tests.tiny_runs import contents
 from tests.tiny_tasks import LM, MT, interrupted
-from tests.tiny_translation_place import set_by_command
 
 ON_A_CPU = ("--device", "cpu", "-q")
 

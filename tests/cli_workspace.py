@@ -37,7 +37,7 @@ batch_size = 8
 """
 
 
-def make_place(folder: Path) -> Path:
+def make_workspace(folder: Path) -> Path:
     """``folder`` with text/, tiny.toml and runs/tiny."""
     return copy_of("language model", _train, folder)
 

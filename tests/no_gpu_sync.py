@@ -8,7 +8,7 @@ import torch
 
 
 @contextmanager
-def waiting_forbidden() -> Iterator[None]:
+def no_gpu_sync() -> Iterator[None]:
     """Inside, an operation that waits for the GPU is an error, as far as torch notices."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")

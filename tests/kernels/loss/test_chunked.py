@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from drill.kernels.loss import chunk_plan as nll_plan
+from drill.kernels.loss import chunk_plan
 from drill.kernels.loss.nll import nll
 from tests.kernels.recorders import Allocations
 
@@ -50,7 +50,7 @@ def test_the_chunked_loss_is_the_cross_entropy_of_the_logits(
     counted = (targets != ignore_index).sum().clamp(min=1)
     truth = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / counted}[reduction]
     options |= {"reduction": reduction, "memory": memory}
-    with mock.patch.object(nll_plan, "MIN_BLOCK", min_block):
+    with mock.patch.object(chunk_plan, "MIN_BLOCK", min_block):
         found = nll(hidden, weight, targets, b, impl="chunked", **options)
         grads = torch.autograd.grad(found.square().sum(), leaves)
     torch.testing.assert_close(found, truth)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from drill.tasks import train
 from drill.training.settings import Settings, recipe
-from tests.tiny_place import copy_of
+from tests.cli_workspace import copy_of
 from tests.tiny_translations import text
 
 SMALL = [
@@ -32,7 +32,7 @@ def set_by_command(*changes: str) -> list[str]:
     return [word for change in every for word in ("--set", change)]
 
 
-def make_place(folder: Path) -> Path:
+def make_workspace(folder: Path) -> Path:
     """``folder`` with pairs/ and runs/tiny."""
     return copy_of("translator", _train, folder)
 
