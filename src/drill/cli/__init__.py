@@ -1,4 +1,4 @@
-"""The `drill` command: one file per command, every error as one line."""
+"""The `drill` command; every error is one line."""
 
 import os
 import re

@@ -5,6 +5,6 @@ mixture        the same of a mixture of softmaxes
 label_encoder  the maps of the deep residual layer
 lstm           LSTM layers with dropped recurrent weights
 optimizer      clipping, SGD and averaging in two launches
-transformer    what stands between the products of a Transformer
+transformer    fused residual + norm and relu + dropout
 runtime        which implementation runs; CUDA compilation, streams, dropout masks
 """

@@ -1,4 +1,6 @@
-"""AWD-LSTM language models: train, perplexity, dynamic evaluation, cache pointer, generation."""
+"""Language models over AWD-LSTM, RHN or GPT: train, perplexity, dynamic evaluation, cache pointer,
+generation.
+"""
 
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search

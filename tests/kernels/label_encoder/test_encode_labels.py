@@ -1,4 +1,4 @@
-"""The fused label encoder against the loop in ``DeepResidual.labels``, under the same masks."""
+"""The fused label encoder against the loop in ``deep_residual.encode``, under the same masks."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""What both Triton encoders do to a tile of labels between two products. See ``label_encoder``."""
+"""What both Triton encoders do to a tile of labels between two products: activations and masks."""
 
 import triton
 import triton.language as tl
