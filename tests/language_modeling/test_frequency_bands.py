@@ -47,6 +47,15 @@ def test_a_single_count_is_a_band_of_its_own():
     assert [band.tokens for band in bands] == [1, 1, 2, 4]
 
 
+def test_the_lowest_band_begins_at_the_smallest_count():
+    counts = np.array([0, 3, 12, 60, 2])
+    bands = frequency_bands(LOSSES[:4], [0, 1, 2, 3], counts, edges=[1, 10, 50], exclude=[4])
+    assert [band.label for band in bands] == ["never", "3 to 9", "10 to 49", "50 and more"]
+    assert [band.tokens for band in bands] == [1, 1, 1, 1]
+    higher = compare_bands(LOSSES[:2], LOSSES[:2], [0, 2], counts, edges=[1, 10], exclude=[1, 4])
+    assert [(band.label, band.tokens) for band in higher] == [("never", 1), ("12 and more", 1)]
+
+
 def test_changes_by_hand_differ_between_types_and_tokens():
     other = LOSSES + np.array([8.0, 1.0, -2.0, 5.0, 0.5, 0.5, 0.5, 0.0])
     never, rare, fifty, *_, often = compare_bands(LOSSES, other, TARGETS, COUNTS)
@@ -102,7 +111,8 @@ def test_bands_part_the_tokens_and_their_sums_add_up(seed, tokens, words, edges)
     assert sum(band.tokens for band in bands) == tokens
     assert sum(band.types for band in bands) == len(np.unique(targets))
     assert sum(band.loss for band in bands) == pytest.approx(a.sum())
-    assert [band.low for band in bands] == [0, *edges]
+    smallest = min(counts[counts > 0], default=1)
+    assert [band.low for band in bands] == [0, smallest, *(e for e in edges if e > smallest)]
     for band in bands:
         inside = (counts[targets] >= band.low) & (counts[targets] < (band.high or np.inf))
         assert band.tokens == inside.sum()
@@ -150,4 +160,4 @@ def test_penn_treebank_has_the_published_types():
     )
     assert [band.types for band in bands[1:]] == [4116, 861, 649, 243, 91, 50, 22, 16]
     assert bands[0].tokens == 0
-    assert [band.low for band in bands] == [0, *EDGES]
+    assert [band.high for band in bands] == [*EDGES, None]

@@ -7,11 +7,9 @@ import pytest
 from torch import nn
 
 from drill import TiedSoftmax
-from drill.cli.demo import seen
 from drill.data import Ids, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.evaluation.calibration import calibration
-from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.language_modeling.evaluation.perplexity import token_losses
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
@@ -83,11 +81,11 @@ def test_a_short_text_is_read_at_a_smaller_batch_size(lines):
     assert list(text.changes) == ["drill"]
 
 
-def test_the_demo_names_the_counts_that_its_words_can_have():
-    def named(low: int, high: int | None) -> str:
-        return seen(Band(low, high, 1, 1, 1.0), rarest=3)
-
-    assert named(1, 10) == "seen 3 to 9 times"
-    assert named(10, 50) == "seen 10 to 49 times"
-    assert named(1000, None) == "seen 1,000 and more times"
-    assert named(0, 1) == "never seen"
+def test_losses_changes_and_norms_have_the_bands_that_words_can_be_in():
+    vocabulary = Vocabulary.from_training([*LINES, "rare"], min_count=20)
+    found = RunComparison(edges=(1, 10, 50))
+    for name in ("tied", "drill"):
+        found.add(name, run("own", vocabulary, LINES))
+    (text,) = found.texts
+    named = [[b.label for b in each["drill"]] for each in (text.losses, text.changes, text.norms)]
+    assert named == [["never", "30 to 49", "50 and more"]] * 2 + [["30 to 49", "50 and more"]]

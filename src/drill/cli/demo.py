@@ -18,7 +18,6 @@ from drill.training.progress import duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from drill.language_modeling.evaluation.frequency_bands import Band
     from drill.language_modeling.run import LanguageModelRun
     from drill.report import TextBands
 
@@ -83,7 +82,7 @@ def demo(
     shown.print(
         f"\nDepth {deep.layer['depth']}, epochs {deep.training['epochs']}, one seed; CPUs and "
         "seeds differ a little.\n"
-        "Loss is in nats per token, by how often a word occurs in training; lower is better.\n"
+        "Loss is in nats per token, by training count (tokens in brackets); lower is better.\n"
     )
     (text,) = found.texts
     shown.print(_comparison(trained, text, SEEDS if epochs is None else ()))
@@ -138,20 +137,10 @@ def _comparison(
     whole = (sum(band.loss for band in bands) / tokens for bands in text.losses.values())
     label = f"loss without {' and '.join(text.left_out)} ({tokens:,} tokens)"
     rows += [[], losses(label, *whole)]
-    rarest = int(trained[RECIPES[0]].settings.data.get("min_count", 1))
     for a, b in zip(*text.losses.values(), strict=True):
         if a.tokens:
-            label = f"  {seen(a, rarest)} ({a.tokens:,} tokens)"
+            label = f"  training count {a.label} ({a.tokens:,})"
             rows.append(losses(label, a.mean_loss, b.mean_loss))
     sizes = [run.model.parameter_count() for run in trained.values()]
     rows += [[], ["parameters", *(f"{each:,}" for each in sizes), change(*sizes)]]
     return plain_table(["on the test books", *trained, "change"], rows)
-
-
-def seen(band: "Band", rarest: int) -> str:
-    """How often its words occur in training; words rarer than ``rarest`` are ``<unk>``."""
-    from drill.language_modeling.evaluation.frequency_bands import band_label
-
-    if band.low == 0:
-        return "never seen"
-    return f"seen {band_label(max(band.low, rarest), band.high)} times"

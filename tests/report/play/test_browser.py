@@ -172,4 +172,4 @@ def test_a_translator_by_keyboard(pairs_place, serve, opened):
     link = page.locator("#word-result li button").first
     label = link.text_content()
     link.press("Enter")
-    page.locator("#word-result p", has_text=f"{label}: seen").wait_for()
+    page.locator("#word-result p", has_text=f"{label}: training count").wait_for()

@@ -201,6 +201,7 @@ def _print(names: Sequence[str], found: dict[str, Any]) -> None:
             for row in found[title]
         ]
         if rows:
-            heads = [f"words that {title} most", *(["times seen"] if loss else []), "in the text"]
+            counted = ["training count"] if loss else []
+            heads = [f"words that {title} most", *counted, "in the text"]
             shown.print(plain_table([*heads, *names, "nats" if loss else "words"], rows))
             shown.print()

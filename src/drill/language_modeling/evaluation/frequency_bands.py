@@ -117,12 +117,13 @@ def frequency_bands(
             it as a word, as Penn Treebank; the paper's figure leaves out ``<eos>`` alone.
 
     Returns:
-        A band for words never seen in training, then one from each edge to the next.
+        A band for words never seen in training, then one from each edge to the next; the lowest
+        begins at the smallest count.
     """
     count, tokens, loss = _by_word(losses, targets, counts, exclude)
     return [
         Band(low, high, int(inside.sum()), int(tokens[inside].sum()), float(loss[inside].sum()))
-        for low, high, inside in _bands(count, edges)
+        for low, high, inside in _bands(count, edges, counts, exclude)
     ]
 
 
@@ -176,7 +177,7 @@ def compare_bands(
         difference = _by_word(b, targets, counts, exclude)[2] - loss
         relative = np.where(difference == 0, 0.0, difference / loss)
     changes = []
-    for low, high, inside in _bands(count, edges):
+    for low, high, inside in _bands(count, edges, counts, exclude):
         types, tokens = int(inside.sum()), int(occurrences[inside].sum())
         base, more = float(loss[inside].sum()), float(difference[inside].sum())
         pooled = more / base if base else (math.inf if more else 0.0)
@@ -195,11 +196,19 @@ def compare_bands(
     return changes
 
 
-def band_ends(edges: Sequence[int]) -> list[tuple[int, int | None]]:
-    """(low, high) of every band; the first holds what was never seen, the last has no end."""
+def band_ends(
+    edges: Sequence[int], counts: Values = (), exclude: Collection[int] = ()
+) -> list[tuple[int, int | None]]:
+    """(low, high) of every band; the first holds what was never seen, the last has no end.
+
+    Words of a vocabulary with these ``counts`` are in no band below the smallest one.
+    """
     if not edges or edges[0] != 1 or any(x >= y for x, y in pairwise(edges)):
         raise DataError(f"edges start at 1 and rise, not {list(edges)}")
-    return list(zip([0, *edges], [*edges, None], strict=True))
+    seen = np.delete(_array(counts), list(exclude))
+    smallest = int(min(seen[seen > 0], default=1))
+    higher = [edge for edge in edges if edge > smallest]
+    return list(zip([0, smallest, *higher], [1, *higher, None], strict=True))
 
 
 def band_label(low: int, high: int | None) -> str:
@@ -233,11 +242,12 @@ def _by_word(
 
 
 def _bands(
-    count: NDArray[np.int64], edges: Sequence[int]
+    count: NDArray[np.int64], edges: Sequence[int], counts: Values, exclude: Collection[int]
 ) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
     """(low, high, which words are inside) for each band."""
-    place = np.searchsorted(edges, count, side="right")  # 0: never seen
-    return [(low, high, place == i) for i, (low, high) in enumerate(band_ends(edges))]
+    ends = band_ends(edges, counts, exclude)
+    place = np.searchsorted([low for low, _ in ends], count, side="right") - 1
+    return [(low, high, place == i) for i, (low, high) in enumerate(ends)]
 
 
 def _array(values: Values) -> NDArray[np.generic]:

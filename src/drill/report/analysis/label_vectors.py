@@ -133,9 +133,6 @@ def _bands(
     """(low, high, ids by rising count) of the bands that have labels."""
     order = np.argsort(counts, kind="stable")
     order = order[~np.isin(order, list(exclude))]
-    parts = np.split(order, np.searchsorted(counts[order], edges))
-    return [
-        (low, high, ids)
-        for (low, high), ids in zip(band_ends(edges), parts, strict=True)
-        if len(ids)
-    ]
+    ends = band_ends(edges, counts, exclude)
+    parts = np.split(order, np.searchsorted(counts[order], [low for low, _ in ends[1:]]))
+    return [(low, high, ids) for (low, high), ids in zip(ends, parts, strict=True) if len(ids)]

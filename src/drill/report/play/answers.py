@@ -157,7 +157,13 @@ class LanguageModelPlayer(Player):
                 for each in scored
             ],
             "bands": [
-                {"label": b.label, "low": b.low, "tokens": b.tokens, "loss": number(b.mean_loss)}
+                {
+                    "label": b.label,
+                    "low": b.low,
+                    "high": b.high,
+                    "tokens": b.tokens,
+                    "loss": number(b.mean_loss),
+                }
                 for b in bands
             ],
         }

@@ -254,8 +254,8 @@ $("score-form").addEventListener("submit", async (event) => {
     ...(setup.unit === "subword" ? [row_of("bits per byte", numbers("bits_per_byte", 3), true)] : []),
     [`tokens`, ...answer.runs.map((run) => run.tokens.toLocaleString("en"))],
   ]);
-  const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands[i]), i]);
-  const heads_of_bands = ["times seen", "tokens", ...heads.slice(1)];
+  const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands.find((own) => own.high === band.high) ?? { tokens: 0, loss: null }), i]);
+  const heads_of_bands = ["training count", "tokens", ...heads.slice(1)];
   fill_table(
     "score-bands",
     heads_of_bands,
@@ -367,7 +367,7 @@ function select_word(own) {
   const [line, i] = own.place;
   const parts = scored.runs.map((run, order) => {
     const count = run.counts[line][i];
-    const seen = count === null ? "unknown, read as <unk>" : `seen ${count.toLocaleString("en")} times`;
+    const seen = count === null ? "unknown, read as <unk>" : `training count ${count.toLocaleString("en")}`;
     return `${name_of(scored.places[order])}: ${fixed(run.lines[line][i])} nats, ${seen}`;
   });
   const word = words_of(scored.lines[line]).find((places) => places.includes(i));
@@ -475,8 +475,8 @@ function neighbours(found, run, order) {
     made.append(make("p", {}, `“${found.label}” is not in the vocabulary.`));
     return made;
   }
-  const text = setup.task === "translator" ? "the target text of training" : "training";
-  const seen = found.count === null ? "count unknown" : `seen ${found.count.toLocaleString("en")} times in ${text}, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
+  const text = setup.task === "translator" ? " in the target text" : "";
+  const seen = found.count === null ? "training count unknown" : `training count ${found.count.toLocaleString("en")}${text}, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
   made.append(make("p", {}, `${found.label}: ${seen}`));
   const list = ([word, cosine]) => make("li", {}, link(word), make("span", { class: "note" }, cosine.toFixed(3)));
   made.append(make("div", { class: "columns narrow" },

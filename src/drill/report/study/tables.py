@@ -119,26 +119,28 @@ def frequency_table(states: States, stage: str) -> Table | None:
         if stage in TRAINING and stage in row.stages
         if (by_seed := finished_results(states, row, stage))
     }
-    bands = next((_band_losses(each) for group in found.values() for each in group.values()), {})
+    bands = next((_bands(each) for group in found.values() for each in group.values()), {})
     rows = []
     for name, by_seed in found.items():
         cells = [("row", name), ("n", str(len(by_seed)))]
         theirs = {} if name == baseline else found.get(baseline, {})
-        for band in bands:
+        for end, band in bands.items():
 
-            def metric(row: Row, band: str = band) -> float | None:
-                return _band_losses(row).get(band)
+            def metric(row: Row, end: int | None = end) -> float | None:
+                own = _bands(row).get(end)
+                return None if own is None else own.mean_loss
 
             difference, _ = _difference_cells(by_seed, theirs, metric, BAND)
             mean_loss = _mean_cell(map(metric, by_seed.values()), BAND)
-            cells += [(band, mean_loss), (f"{band} - {baseline}", difference)]
+            cells += [(band.label, mean_loss), (f"{band.label} - {baseline}", difference)]
         rows.append(cells)
     return Table.of(rows, [BAND_NOTE, MEAN_NOTE]) if bands else None
 
 
-def _band_losses(row: Row) -> dict[str, float]:
+def _bands(row: Row) -> dict[int | None, Band]:
+    """By their upper ends: the lowest band of an earlier row may begin at 1."""
     bands = [Band(**each) for each in row.extra.get("test_bands", ())]
-    return {band.label: band.mean_loss for band in bands if band.tokens}
+    return {band.high: band for band in bands if band.tokens}
 
 
 def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:

@@ -172,14 +172,14 @@ def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
         [
             ("run", name),
             ("label", each.label),
-            ("seen", numbers.count(each.count)),
+            ("training count", numbers.count(each.count)),
             ("nearest in E", shown(each.embedding)),
             ("nearest in g_out(E)", shown(each.output)),
         ]
         for name, group in nearest.items()
         for each in group
     ]
-    return Table.of(rows, ["Nearest labels by cosine. Seen: occurrences in the training text."])
+    return Table.of(rows, ["Nearest labels by cosine."])
 
 
 def by_references(
