@@ -83,7 +83,7 @@ def test_a_full_disk_loses_no_result(drill, fails, place, monkeypatch):
     before = path.read_bytes()
     monkeypatch.setattr(os, "fsync", disk_full)
     code, out, err = drill("evaluate", *TEST)
-    assert (code, out.startswith("plain test   perplexity ")) == (1, True)
+    assert (code, out.startswith("test: perplexity ")) == (1, True)
     assert err.startswith("drill: runs/tiny/evaluations.jsonl: ")
     assert path.read_bytes() == before
     fails("dynamic", *TEST, "--segment-length", "7", key="runs/tiny/dynamic.safetensors: ")
@@ -106,7 +106,8 @@ def test_a_search_reads_the_validation_text_only(drill, monkeypatch, kind):
     code, out, err = drill(kind, "runs/tiny", "--search", *limit, *CPU)
     assert code == 0, err
     assert "tuned on validation: " in err
-    assert [line.split()[:2] for line in out.splitlines()] == [[kind, "valid"], [kind, "test"]]
+    starts = [line.split(" perplexity ")[0] for line in out.splitlines()]
+    assert starts == [f"{kind}, valid:", f"{kind}, test:"]
     run = load_run("runs/tiny", device="cpu")
     assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
 
@@ -216,8 +217,10 @@ def test_the_row_of_a_text_names_the_file_and_counts_unknown_words(drill, rows, 
     assert row["sha256"] == hashlib.sha256(TEXT).hexdigest()
     assert (row["unknown"], row["tokens"]) == (20, 239)
     assert saved(place)[-1] == row
-    _, out, err = drill("evaluate", "runs/tiny", "--text", "test", *CPU)
-    assert out.startswith("plain test   perplexity ")
+    _, out, err = drill("evaluate", "runs/tiny", "--text", "test", "--bands", *CPU)
+    assert out.startswith("test: perplexity ")
+    assert re.search(r"^training count +types +tokens +loss$", out, re.MULTILINE)
+    assert "Without <eos> and <unk>," in out
     assert "239 tokens (20 of them <unk>)" in out
     assert err.startswith("test: 20 of its 180 words (11.1%) ")
 

@@ -6,7 +6,7 @@ import tempfile
 import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.table import Table
 from drill.errors import DrillError, OutOfMemory
 from drill.training.progress import AT_LEAST_EVERY, LineThrottle, ProgressLines, state
 from drill.training.progress import Progress as Report
+
+if TYPE_CHECKING:
+    from drill.report.tables import markup
 
 COUNT_AFTER = 10.0  # seconds before the first line of a Counter
 
@@ -43,6 +46,15 @@ def plain_table(
         else:
             table.add_section()
     return table
+
+
+def table_text(table: "markup.Table") -> str:
+    """A table of a report as text, with its notes below."""
+    shown = console()
+    with shown.capture() as printed:
+        shown.print(plain_table(table.headings, table.rows))
+        shown.print(*table.notes, sep="\n")
+    return printed.get()
 
 
 class TrainingDisplay:

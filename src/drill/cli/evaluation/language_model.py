@@ -14,7 +14,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from drill.cli.display import Counter, note
+from drill.cli.display import Counter, note, table_text
 from drill.cli.generate import note_if_unk_is_untrained
 from drill.cli.options import ZERO_PROBABILITY, Precision, Weights, as_settings_error
 from drill.data import EOS, UNK
@@ -174,7 +174,7 @@ def evaluate_plain(
             bands = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
             row["bands"] = [asdict(band) for band in bands]
             table = TextBands({"loss": bands}, left_out=excluded_words(vocabulary, corpus))
-            line += f"\n\n{bands_table(table).markdown()}"
+            line += f"\n\n{table_text(bands_table(table))}"
         add(row, line)
 
 
@@ -200,8 +200,9 @@ def perplexity_row(
     )
     unknown = f" ({row['unknown']:,} of them {UNK})" if row.get("unknown") else ""
     bits = f"{row['bits_per_byte']:.4f} bits per byte  " if "bits_per_byte" in row else ""
+    adapted = "" if kind == "plain" else f"{kind}, "
     line = (
-        f"{kind} {text_name(row):5}  perplexity {found.perplexity:.3f}  {bits}"
+        f"{adapted}{text_name(row)}: perplexity {found.perplexity:.3f}  {bits}"
         f"(over all N tokens, as papers count: {found.published_perplexity:.3f})  "
         f"loss {found.loss:.4f}  {found.tokens:,} tokens{unknown}, batch size {found.batch_size}  "
         f"{row['seconds']:.1f} s" + (f"  [{shown}]" if shown else "")

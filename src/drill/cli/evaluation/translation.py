@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from drill.cli.display import Counter, note
+from drill.cli.display import Counter, note, table_text
 from drill.cli.evaluation.language_model import Row, evaluation_rows, text_name
 from drill.cli.options import Precision
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
@@ -96,7 +96,7 @@ def evaluate_translation(
             bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
             for kind, each in bands.items():
                 row[f"{kind}_bands"] = [asdict(band) for band in each]
-                shown += f"\n\n{accuracy_table({f'{kind}s': each}, of=kind).markdown()}"
+                shown += f"\n\n{table_text(accuracy_table({f'{kind}s': each}, of=kind))}"
             add(row, shown)
             if files is None:
                 save_hypotheses(run.folder, about["split"], language, found.hypotheses, made)
@@ -116,7 +116,7 @@ def _line(row: Row, weights: str) -> str:
     tokenised = row["tokenised_bleu"]
     cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
     return (
-        f"translation {text_name(row):5}  BLEU {row['bleu']:.2f}  {cut}"
+        f"{text_name(row)}: BLEU {row['bleu']:.2f}  {cut}"
         f"chrF {row['chrf']:.2f}  exact {row['exact']:.1%}  "
         f"perplexity {row['perplexity']:.3f}  "
         f"{row['lines']:,} line{'' if row['lines'] == 1 else 's'}  {row['seconds']:.1f} s  "
