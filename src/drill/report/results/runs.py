@@ -202,14 +202,14 @@ def _summary(files: RunFolder) -> RunSummary:
 
 
 def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
-    """The last part of each path, with as many parents as make it unique."""
-    names = {}
-    for folder in folders:
+    """The last part of each path, with as many parents as make it unique among different paths."""
+    names, different = {}, dict.fromkeys(folders)
+    for folder in different:
         for length in range(1, len(folder.parts) + 1):
             tail = folder.parts[-length:]
-            if sum(other.parts[-length:] == tail for other in folders) == 1:
+            if sum(other.parts[-length:] == tail for other in different) == 1:
                 break
-        names[folder] = "/".join(tail)
+        names[folder] = str(Path(*tail))
     return names
 
 
