@@ -1,6 +1,6 @@
 """What a table shows of the rows of a benchmark, on the screen and on a page."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -151,17 +151,3 @@ def text_table(lines: Sequence[Sequence[str]]) -> str:
         "  ".join(f"{x:{'>' if at else '<'}{widths[at]}}" for at, x in enumerate(line))
         for line in whole
     )
-
-
-def markdown(lines: Sequence[Sequence[str]], align: str = "lr") -> Iterator[str]:
-    """A table whose first line is its headings.
-
-    Args:
-        align: l or r for each column; its last letter holds for all columns further right.
-    """
-    headings, *rest = lines
-    yield f"| {' | '.join(headings)} |".replace("|  |", "| |")
-    sides = align.ljust(len(headings), align[-1])
-    yield f"|{''.join('---:|' if side == 'r' else '---|' for side in sides)}"
-    for line in rest:
-        yield f"| {' | '.join(line)} |{' |' * (len(headings) - len(line))}"

@@ -7,12 +7,11 @@ from itertools import groupby
 from statistics import mean, median, stdev
 from typing import Any
 
-from columns import markdown
-
 from drill.recipes.reader import Measured, recipe_names
 from drill.report import Row
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.results.runs import digest, same_but_seed
+from drill.report.tables.markup import markdown_table
 from drill.training.settings import recipe
 
 # -- language models ------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ def bleu(groups: Mapping[str, Layers], origins: bool = False) -> Iterator[str]:
             scores = ", ".join(f"{row.extra['bleu']:.2f}" for row in runs)
             line = [corpus, name, f"{runs[0].parameters:,}", scores, f"{mean_bleu(runs):.2f}", over]
             lines.append([*line, *(_mean_score(runs, key) for key in OTHER_SCORES)])
-    yield from markdown(lines, "llr")
+    yield from markdown_table(lines, "llr")
     for note in (*(_origins(groups) if origins else ()), *_signatures(groups), *_changes(groups)):
         yield from ("", note)
 
@@ -216,7 +215,7 @@ def frequency_bands(corpus: str, layers: Layers, kind: str) -> Iterator[str]:
         f"{kind.capitalize()}s of {corpus} found again in the translations, F1 in percent by how "
         f"often training asks for them; {of}."
     )
-    yield from ("", *markdown(lines))
+    yield from ("", *markdown_table(lines))
 
 
 def _bands(row: Row, kind: str) -> list[AccuracyBand]:
@@ -261,7 +260,7 @@ def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:
         gaps = (gap(name, step, place) for name in others for place in texts.values())
         lines.append([f"{step:,}", *gaps])
     yield from ("", f"Loss of {corpus} over that of tied weights, nats per token:", "")
-    yield from markdown(lines, "r")
+    yield from markdown_table(lines, "r")
 
 
 def translators(rows: Sequence[Row], gaps: bool = False) -> Iterator[str]:

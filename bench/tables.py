@@ -5,7 +5,7 @@ With a ledger, print what it says about translators instead: BLEU, F1 by frequen
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import ledger_tables as ledger
 import numpy as np
-from columns import COLUMNS, Row, cells, markdown, section, title
+from columns import COLUMNS, Row, cells, section, title
 
 from drill import report
 from drill.report.results.paper import CURVES, FINETUNED, PAPER
@@ -21,6 +21,7 @@ from drill.report.study.plan import read_plan
 from drill.report.study.states import States
 from drill.report.study.statistics import paired_difference
 from drill.report.study.tables import finished_results, stage_table
+from drill.report.tables.markup import markdown_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,7 +67,7 @@ def results_page(rows: Sequence[Row], runs: Sequence[report.Row] = ()) -> Iterat
             size, _, rest = title(table[0]).partition(", ")
             about = f"**{size}**, {rest}{with_bias(table)}, commit {table[0]['commit']}"
             yield from ("", about, "")
-            yield from markdown(cells(benchmark, table))
+            yield from markdown_table(cells(benchmark, table))
     if runs:
         yield from ("", "## How good are translations by each output layer?", "")
         recorded = "`drill ledger add RUN --ledger results/runs.jsonl`"
@@ -86,12 +87,12 @@ def with_bias(rows: Sequence[Row]) -> str:
     return ", with a bias" + (f" except {'; '.join(without)}" if without else "")
 
 
-def epochs(rows: Sequence[Row]) -> Iterator[str]:
+def epochs(rows: Sequence[Row]) -> list[str]:
     lines = [["recipe", "precision", *COLUMNS["epoch"], ""]]
     for row in rows:
         times = (cell(row, {}) for cell in COLUMNS["epoch"].values())
         lines.append([row["name"], row["precision"], *times, f"commit {row['commit']}"])
-    return markdown(lines, f"ll{'r' * len(COLUMNS['epoch'])}l")
+    return markdown_table(lines, f"ll{'r' * len(COLUMNS['epoch'])}l")
 
 
 # -- figures --------------------------------------------------------------------------------------
@@ -106,10 +107,10 @@ def layers_and_losses(rows: Sequence[Row]) -> Iterator[str]:
     for name in dict.fromkeys(row["name"] for row in layers):
         times = ((ms[name, size], ms["tied", size]) for size in sizes)
         lines.append([name, *(f"{ours:,.2f} ({ours / tied:.2f})" for ours, tied in times)])
-    yield from (*markdown(lines), "")
+    yield from (*markdown_table(lines), "")
     losses = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
     headings, *lines = cells("loss", [row for row in losses if "error" not in row])
-    yield from markdown([["tied head at llm size", *headings[1:]], *lines])
+    yield from markdown_table([["tied head at llm size", *headings[1:]], *lines])
 
 
 class Found(NamedTuple):
@@ -243,7 +244,7 @@ def aims(rows: Sequence[Row]) -> dict[str, Aim]:
 RELEASED = "released code"
 
 
-def aims_table(rows: Sequence[Row]) -> Iterator[str]:
+def aims_table(rows: Sequence[Row]) -> list[str]:
     lines = [["on one H200", "peer", "paper", "aim", "ours", "", "commit"]]
     for line in aims(rows).values():
         timed = line.peers if isinstance(line.peers, dict) else {}
@@ -256,7 +257,7 @@ def aims_table(rows: Sequence[Row]) -> Iterator[str]:
         commits = "; ".join([own, *(f"{name} {x}" for name, x in others.items() if x != own)])
         ours = shown(line.ours)
         lines.append([line.what, peers, line.paper, aim, ours, verdict(line), commits])
-    return markdown(lines, "llrrl")
+    return markdown_table(lines, "llrrl")
 
 
 def shown(found: Found | None, form: str = "{0.text}") -> str:
@@ -285,7 +286,7 @@ COMPARED = "europarl"
 """The corpus whose layers are compared by single runs, not by a study."""
 
 
-def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterator[str]:
+def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> list[str]:
     """What it is, ours, what to compare it with, and the command."""
     lines = [["", "ours", "compared with", "measured by"], *losses(rows)]
     goals = aims(rows)
@@ -306,7 +307,7 @@ def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> Iterator[str]:
     lines.append([what, ours, peers, "`python bench/epoch.py --recipe ptb-drill-4`"])
     lines += [validation_perplexity(runs), final_perplexity(runs)]
     lines += [study_of_translators("multi30k"), translations(runs)]
-    return markdown(lines, "lrl")
+    return markdown_table(lines, "lrl")
 
 
 def losses(rows: Sequence[Row]) -> Iterator[list[str]]:
@@ -419,7 +420,7 @@ def translations(runs: Sequence[report.Row]) -> list[str]:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def renewed(text: str, name: str, lines: Iterator[str]) -> str:
+def renewed(text: str, name: str, lines: Iterable[str]) -> str:
     """A page with ``lines`` between the marks of the table called ``name``."""
     begin, end = f"<!-- {name}: python bench/tables.py -->", f"<!-- end of {name} -->"
     before, rest = text.split(begin)

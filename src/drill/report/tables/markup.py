@@ -14,6 +14,21 @@ def markdown_text(text: object) -> str:
     return _MARKDOWN.sub(lambda match: "\\" + match[0], line)
 
 
+def markdown_table(lines: Sequence[Sequence[str]], align: str = "lr") -> list[str]:
+    """The lines of a table whose cells are Markdown; the first line has the headings.
+
+    Args:
+        align: l or r for each column; its last letter holds for all columns further right.
+    """
+    headings, *rest = lines
+    sides = align.ljust(len(headings), align[-1])
+    return [
+        f"| {' | '.join(headings)} |".replace("|  |", "| |"),
+        f"|{''.join('---:|' if side == 'r' else '---|' for side in sides)}",
+        *(f"| {' | '.join(line)} |{' |' * (len(headings) - len(line))}" for line in rest),
+    ]
+
+
 TEXTS = {"run", "row", "recipe", "layer", "seeds", "device", "commit", "recorded", "note"}
 TEXTS |= {"training count", "evaluation", "settings"}
 TEXTS |= {"label", "nearest in E", "nearest in g_out(E)"}
@@ -54,10 +69,9 @@ class Table:
         return ["text" if heading in TEXTS else "number" for heading in self.headings]
 
     def markdown(self) -> str:
-        sides = ["---|" if kind == "text" else "---:|" for kind in self.kinds]
-        lines = [f"| {' | '.join(map(markdown_text, self.headings))} |", f"|{''.join(sides)}"]
-        for row in self.rows:
-            lines.append(f"| {' | '.join(map(markdown_text, row))} |")
+        align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
+        texts = [[markdown_text(cell) for cell in line] for line in (self.headings, *self.rows)]
+        lines = markdown_table(texts, align)
         if self.notes:
             lines += ["", " ".join(map(markdown_text, self.notes))]
         if self.changes:
