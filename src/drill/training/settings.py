@@ -35,14 +35,7 @@ from drill.recipes.reader import (
 from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
 from drill.training.optim.optimizer import is_label_map
 from drill.training.options import LanguageModelOptions, TranslationOptions
-from drill.training.schema import (
-    NONE,
-    RENAMED,
-    fits_kind,
-    with_defaults,
-    with_name,
-    with_new_names,
-)
+from drill.training.schema import NONE, RENAMED, fits_kind, with_defaults, with_name
 
 INNER = "inner"  # the layer that a wrapping layer wraps
 INIT_FROM = "init_from"  # a run whose best weights are the first ones
@@ -127,7 +120,7 @@ def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
 
 def read_settings(path: Path) -> Settings:
     """The settings of a run, from its ``recipe.toml``."""
-    return resolve_settings(with_new_names(parsed(path)))
+    return resolve_settings(parsed(path))
 
 
 def resolve_settings(tables: Mapping[str, Any]) -> Settings:
