@@ -52,6 +52,7 @@ def test_train_resumes_a_run_folder(drill, begun):
     assert (code, err.split(" in ")[0]) == (0, "already trained: tiny")
     code, out, err = drill("train", str(begun), "--device", "cpu", "--set", "training.epochs=3")
     assert (code, err.split(" in ")[0]) == (0, "resuming tiny")
+    assert "resumes in epoch 3, after step " in err
     assert out.startswith(f"{begun}: valid perplexity ")
     assert "(best of 3 epochs: " in out
     before["training"]["epochs"] = 3

@@ -5,6 +5,7 @@ weights and checkpoints everything, so that a killed run resumes bit for bit.
 """
 
 import abc
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,8 @@ from drill.training.signals import GracefulShutdown
 from drill.training.state import Limits, Score, TrainingState
 
 TRAINING_LOG = "drill.training"
-"""The logger that says on a GPU how a run is trained; `drill train` shows it."""
+"""The logger that says how a run is trained and where it resumes; `drill train` shows it."""
+training_log = logging.getLogger(TRAINING_LOG)
 
 SHOW_EVERY = 0.5  # seconds between two reports of progress
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
@@ -148,6 +150,8 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             return _finished(state, valid, test, tested["elapsed"])
     if resumed:
         state.check_weights(model, run)
+        if world.is_main:
+            training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
     if state.cut_metrics(run, world):
         save()
     if not resumed and world.rank > 0:
