@@ -246,8 +246,7 @@ class TrainingState(abc.ABC):
         """Load a ``state_dict``, also one of another number of processes."""
         for name in self.saved:
             setattr(self, name, numbers[name])
-        best = numbers["best"]  # by position: earlier versions named a field otherwise
-        self.best = None if best is None else self.score(*best.values())
+        self.best = None if numbers["best"] is None else self.score(**numbers["best"])
         if self.stopper is not None and numbers["stopper"] is not None:
             self.stopper.load_state_dict(numbers["stopper"])
         self.metrics_size = numbers["metrics_size"]
