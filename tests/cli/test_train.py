@@ -46,7 +46,7 @@ def test_a_summary_comes_before_training(drill):
     ("name", "changes", "noted"),
     [("few", ["training.epochs=1"], "about 22 steps"), ("enough", ["training.epochs=5"], None)],
 )
-def test_few_updates_are_noted(drill, name, changes, noted):
+def test_few_steps_are_noted(drill, name, changes, noted):
     words = (*TINY, "--name", name, *sets(*changes))
     line = drill(*words)[2].splitlines()[3]
     assert line.startswith(noted) if noted else "steps in all" not in line
