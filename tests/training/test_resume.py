@@ -263,16 +263,6 @@ def test_a_checkpoint_that_lacks_a_number_is_named(tmp_path, task, number):
         small(task, tmp_path, "tied", fresh())
 
 
-def test_a_best_score_of_an_earlier_version_is_read(tmp_path):
-    """It called the batch size columns."""
-    folder = interrupted(tmp_path)
-    tensors, numbers = folder.load_last()
-    nll, tokens, batch_size, size = numbers["best"].values()
-    numbers["best"] = {"nll": nll, "tokens": tokens, "columns": batch_size, "bytes": size}
-    checkpoint.save(folder.last, tensors, numbers)
-    assert small_run(tmp_path).finished
-
-
 def test_a_run_without_its_checkpoint_starts_over(tmp_path):
     small_run(tmp_path / "whole")
     folder = interrupted(tmp_path / "run")
