@@ -139,7 +139,7 @@ def test_loss_by_frequency_of_subwords(drill, succeeds, run):
         "evaluate", "runs/gpt", "--split", "test", "--bands", "--json", "--device", "cpu"
     )
     row, tested = json.loads(out), run.folder.rows()[-1]
-    assert [band["low"] for band in row["bands"]] == [0, *SUBWORD_EDGES]
+    assert [band["high"] for band in row["bands"]] == [*SUBWORD_EDGES, None]
     losses = run.token_losses(run.ids.test).double()
     targets, counts = run.ids.test[1:], run.vocabulary.counts
     for band, trained in zip(row["bands"], tested["test_bands"], strict=True):
@@ -152,7 +152,7 @@ def test_loss_by_frequency_of_subwords(drill, succeeds, run):
     code, out, _ = drill("analyse", "runs/gpt", "--no-rank", "--json", "--device", "cpu")
     analysed = json.loads(out)
     assert code == 0
-    assert [band["low"] for band in analysed["bands"]] == [0, *SUBWORD_EDGES]
+    assert [band["high"] for band in analysed["bands"]] == [*SUBWORD_EDGES, None]
     assert analysed["bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=0.05)  # B is 20
     recorded = record(run.folder.path, "runs/ledger.jsonl").extra
     assert recorded["test_bands"] == tested["test_bands"]

@@ -70,7 +70,7 @@ def run_grid(
         if name in done:
             here(tokens, tokens)
             found = done[name]
-            result = None if found is None else Perplexity(*found.values())
+            result = None if found is None else Perplexity(**found)
         else:
             try:
                 result = evaluate(point, here)
