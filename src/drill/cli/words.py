@@ -51,10 +51,10 @@ def words(
 ) -> None:
     """Add words to a trained run, or score its held-out words.
 
-    With --add or --file: new words get vectors from their characters or glosses, as the run's
-    labels.source says, and are printed with the words of nearest vectors. Without: the words that
-    data.held_out has removed from training are scored on the validation and test text, and the
-    result is saved in the run folder.
+    With --add or --file, as in `drill words RUN --add sloop "a boat with one mast"`: new words get
+    vectors from their characters or glosses, as the run's labels.source says, and are printed with
+    the words of nearest vectors. Without: the words that data.held_out has removed from training
+    are scored on the validation and test text, and the result is saved in the run folder.
     """
     new = _pairs(add or [], glosses or []) | (_read(file) if file is not None else {})
     if not new:
