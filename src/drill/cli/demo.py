@@ -42,7 +42,7 @@ def demo(
     On the corpus that comes with drill; a few minutes on two CPU cores. The same command resumes.
     """
     from drill import tasks
-    from drill.data.text.corpora import check_corpus
+    from drill.data.text.catalog import check_corpus
     from drill.language_modeling.run import load_run
     from drill.report import write_report
     from drill.report.analysis.comparison import RunComparison

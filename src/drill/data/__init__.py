@@ -3,28 +3,16 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from drill.data.cache import cache_folder
-from drill.data.parallel.corpora import read_parallel_corpus
-from drill.data.parallel.pairs import FilterReport, Filters, Pairs, encode_pairs
-from drill.data.parallel.parallel_text import ParallelText
-from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
-from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
-from drill.data.text.corpora import (
-    Corpus,
-    Ids,
-    corpus_from_file,
-    corpus_from_folder,
-    load_corpus,
-    read_corpus,
-)
-from drill.data.text.subword_vocabulary import SubwordVocabulary, load_vocabulary
-from drill.data.text.vocabulary import EOS, UNK, Vocabulary
-from drill.data.text.word_features import WordFeatures
-from drill.data.text.wordnet import WordNet
 from drill.errors import DataError
 
 if TYPE_CHECKING:
+    from drill.data.cache import cache_folder
     from drill.data.parallel.batches import IGNORE_INDEX, PairBatch, PairBatches
+    from drill.data.parallel.corpora import read_parallel_corpus
+    from drill.data.parallel.pairs import FilterReport, Filters, Pairs, encode_pairs
+    from drill.data.parallel.parallel_text import ParallelText
+    from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
+    from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
     from drill.data.text.batches import (
         Segment,
         SequenceLengths,
@@ -33,6 +21,18 @@ if TYPE_CHECKING:
         inputs_and_targets,
         training_segments,
     )
+    from drill.data.text.corpora import (
+        Corpus,
+        Ids,
+        corpus_from_file,
+        corpus_from_folder,
+        load_corpus,
+        read_corpus,
+    )
+    from drill.data.text.subword_vocabulary import SubwordVocabulary, load_vocabulary
+    from drill.data.text.vocabulary import EOS, UNK, Vocabulary
+    from drill.data.text.word_features import WordFeatures
+    from drill.data.text.wordnet import WordNet
 
 __all__ = [
     "BEGIN",
@@ -74,11 +74,26 @@ __all__ = [
 ]
 
 
+MODULES = (
+    "cache",
+    "parallel.corpora",
+    "parallel.pairs",
+    "parallel.subwords",
+    "text.corpora",
+    "text.subword_vocabulary",
+    "text.word_features",
+    "text.wordnet",
+    "text.batches",
+    "parallel.batches",
+)
+"""Where the names are; the last two import torch."""
+
+
 def __getattr__(name: str) -> Any:
-    """Batches are tensors; importing torch takes seconds, so they are loaded at first use."""
+    """Names are imported at first use: a list of corpora needs neither numpy nor torch."""
     if name in __all__:
-        for module in ("drill.data.text.batches", "drill.data.parallel.batches"):
-            loaded = importlib.import_module(module)
+        for module in MODULES:
+            loaded = importlib.import_module(f"drill.data.{module}")
             if hasattr(loaded, name):
                 return getattr(loaded, name)
     raise AttributeError(f"module 'drill.data' has no attribute {name!r}")

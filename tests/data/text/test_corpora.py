@@ -23,7 +23,7 @@ from drill.data import (
     load_corpus,
     read_corpus,
 )
-from drill.data.text.corpora import CORPORA, Published, data_folders
+from drill.data.text.catalog import CORPORA, Published, data_folders
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
 
@@ -50,7 +50,8 @@ def tiny(monkeypatch):
     """A standard corpus of six lines."""
     train, valid, test = (hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values())
     known = Published((6, 4, 4), 6, (train, valid, test), (8, 5, 4), ((), (), ()), "none")
-    monkeypatch.setattr("drill.data.text.corpora.CORPORA", {"tiny": known})
+    for module in ("corpora", "catalog"):
+        monkeypatch.setattr(f"drill.data.text.{module}.CORPORA", {"tiny": known})
 
 
 # -- own text -----------------------------------------------------------------------------------

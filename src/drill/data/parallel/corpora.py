@@ -6,7 +6,7 @@ from pathlib import Path
 
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
-from drill.data.text.corpora import SPLITS, data_folders
+from drill.data.text.catalog import SPLITS, data_folders
 from drill.errors import DataError, check_value
 
 COMPRESSED = ("", ".gz", ".xz")

@@ -19,7 +19,7 @@ from drill.data.parallel.pairs import Filters, Pairs, Progress, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.subwords import END, Subwords, cached_subwords
 from drill.data.parallel.synthetic import ParallelSplits
-from drill.data.text.corpora import SPLITS
+from drill.data.text.catalog import SPLITS
 
 
 class ScoredText(NamedTuple):

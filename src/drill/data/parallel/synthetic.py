@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from drill.data.optional_packages import import_optional
 from drill.data.parallel.parallel_text import ParallelText
-from drill.data.text.corpora import SPLITS
+from drill.data.text.catalog import SPLITS
 from drill.errors import DataError, check_value
 
 Pair = tuple[str, str]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drill.data import DataError
 from drill.data.parallel.corpora import PARALLEL_NAMES
-from drill.data.text.corpora import NAMES
+from drill.data.text.catalog import NAMES
 from drill.errors import RunFolderError
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
