@@ -33,16 +33,16 @@ def test_lines_come_soon_at_first_and_then_once_a_minute(clock, capsys):
         lines = shown_at(clock, capsys, shown)
     assert [*lines] == [5, 15, 35, 75, 135, 195, 255, 315, 375]
     estimate, first = lines[5].splitlines()
-    assert estimate == "about 6:40 for the epoch"
+    assert estimate == "about 6:35 left"
     assert first == "epoch 1    1%  train loss 2.000  ppl 7.4  100 tokens/s  6:35 left"
 
 
-def test_short_epochs_are_estimated_by_the_first_one(clock, capsys):
+def test_the_time_left_is_told_after_a_short_first_epoch(clock, capsys):
     with display.TrainingDisplay() as shown:
         for now in range(5):
             clock[0] = float(now)
             shown.show(Progress(1 + now // 2, 60, now % 2 / 2, now, 2.0, 100.0, 9.0))
-    assert capsys.readouterr().err == "about 2:00 for 60 epochs\n"
+    assert capsys.readouterr().err == "about 0:09 left\n"
 
 
 def test_quiet_is_a_line_a_minute(clock, capsys):

@@ -18,6 +18,10 @@ def test_markdown_of_a_text_reads_as_the_text(text, markdown):
     assert markdown_text(text) == markdown
 
 
+def test_a_table_without_rows_has_its_notes():
+    assert Table.of([], ["A note."]).markdown().endswith("A note.\n")
+
+
 def test_a_table_in_markdown_has_no_empty_columns():
     rows = [
         [("run", run), ("test", test), ("never", "")]

@@ -65,7 +65,7 @@ class ProgressLines:
         self.write, self.quiet = write or _to_stderr, quiet
         self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else None)
         self._star_explained = False
-        self._start: tuple[int, float, float] | None = None  # epoch, share, time: first report
+        self._start: tuple[int, float] | None = None  # epoch and time of the first report
         self._estimated = False
 
     def say(self, line: str) -> None:
@@ -80,7 +80,7 @@ class ProgressLines:
             self.write(f"{report.work or f'epoch {report.epoch}'}  {share}{state(report)}")
 
     def show_milestones(self, report: Progress) -> None:
-        """The line of an epoch, and once how long an epoch takes."""
+        """The line of an epoch, and once how long the run will take."""
         if report.row is not None:
             explained = (
                 "  (* best so far)" if report.row["best"] and not self._star_explained else ""
@@ -94,15 +94,12 @@ class ProgressLines:
         """After the first seconds of training, or after an epoch that ends sooner."""
         now = time.monotonic()
         if self._start is None:
-            self._start = report.epoch, report.share, now
-        epoch, share, start = self._start
-        done = report.epoch - epoch + report.share - share  # epochs
-        if done > 0.0 and (now - start >= FIRST_AFTER - 1.0 or report.epoch != epoch):
+            self._start = report.epoch, now
+        epoch, start = self._start
+        if now - start >= FIRST_AFTER - 1.0 or report.epoch != epoch:
             self._estimated = True
-            seconds = (now - start) / done
             if not self.quiet:
-                epochs = f"{report.epochs} epochs" if report.epochs > 1 else "the epoch"
-                self.write(f"about {duration(seconds * report.epochs)} for {epochs}")
+                self.write(f"about {duration(report.seconds_left)} left")
 
 
 def state(report: Progress) -> str:

@@ -21,7 +21,7 @@ def markdown_table(lines: Sequence[Sequence[str]], align: str = "lr") -> list[st
         align: l or r for each column; its last letter holds for all columns further right.
     """
     headings, *rest = lines
-    sides = align.ljust(len(headings), align[-1])
+    sides = align.ljust(len(headings), align[-1:] or "r")
     return [
         f"| {' | '.join(headings)} |".replace("|  |", "| |"),
         f"|{''.join('---:|' if side == 'r' else '---|' for side in sides)}",
