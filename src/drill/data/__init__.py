@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-MODULES = (
+_MODULES = (
     "cache",
     "parallel.corpora",
     "parallel.pairs",
@@ -92,7 +92,7 @@ MODULES = (
 def __getattr__(name: str) -> Any:
     """Names are imported at first use: a list of corpora needs neither numpy nor torch."""
     if name in __all__:
-        for module in MODULES:
+        for module in _MODULES:
             loaded = importlib.import_module(f"drill.data.{module}")
             if hasattr(loaded, name):
                 return getattr(loaded, name)

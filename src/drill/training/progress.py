@@ -65,8 +65,8 @@ class ProgressLines:
         self.write, self.quiet = write or _to_stderr, quiet
         self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else None)
         self._star_explained = False
-        self._start: tuple[int, float] | None = None  # epoch and time of the first report
-        self._estimated = False
+        self._first_epoch: int | None = None
+        self._told_time = False
 
     def say(self, line: str) -> None:
         if not self.quiet:
@@ -76,30 +76,23 @@ class ProgressLines:
     def show(self, report: Progress) -> None:
         self.show_milestones(report)
         if report.row is None and self._throttle.due():
+            self._told_time = self._told_time or report.work is None
             share = "" if report.work is not None else f"{report.share:4.0%}  "
             self.write(f"{report.work or f'epoch {report.epoch}'}  {share}{state(report)}")
 
     def show_milestones(self, report: Progress) -> None:
-        """The line of an epoch, and once how long the run will take."""
+        """The line of an epoch, and after a short first one how long the run will take."""
         if report.row is not None:
             explained = (
                 "  (* best so far)" if report.row["best"] and not self._star_explained else ""
             )
             self._star_explained = self._star_explained or report.row["best"]
             self.say(epoch_line(report.row, report.epochs) + explained)
-        elif not self._estimated and report.work is None:
-            self._estimate(report)
-
-    def _estimate(self, report: Progress) -> None:
-        """After the first seconds of training, or after an epoch that ends sooner."""
-        now = time.monotonic()
-        if self._start is None:
-            self._start = report.epoch, now
-        epoch, start = self._start
-        if now - start >= FIRST_AFTER - 1.0 or report.epoch != epoch:
-            self._estimated = True
-            if not self.quiet:
-                self.write(f"about {duration(report.seconds_left)} left")
+        elif report.work is None and not self._told_time:
+            self._first_epoch = self._first_epoch or report.epoch
+            if report.epoch > self._first_epoch:  # which was over before a line could tell
+                self._told_time = True
+                self.say(f"about {duration(report.seconds_left)} left")
 
 
 def state(report: Progress) -> str:
