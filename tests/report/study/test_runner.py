@@ -76,6 +76,13 @@ def test_stages_follow_one_another(place):
     assert [each["split"] for each in row.evaluations] == ["valid", "test"]
 
 
+def test_an_evaluation_by_another_plan_is_not_taken_for_its_own(place):
+    place.study()
+    subprocess.run([*runner.PROGRAM, "dynamic", "runs/a-seed-1"], check=True)
+    plan = place.plan(PLAN.replace("baseline", 'stages = ["train", "cache", "dynamic"]\nbaseline'))
+    assert place.study(plan)[:2] == ["a-seed-1 cache", "a-seed-1 dynamic"]
+
+
 def test_weights_that_are_gone_are_trained_again_only_if_a_stage_needs_them(place):
     place.study()
     shutil.rmtree("runs")

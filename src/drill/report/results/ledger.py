@@ -7,7 +7,7 @@ was recorded is a line of its own that refers to the result by its fingerprint.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -92,6 +92,7 @@ def record(
     note: str = "",
     extra: Mapping[str, Any] | None = None,
     *,
+    kinds: Container[str] | None = None,
     force: bool = False,
     now: datetime | None = None,
 ) -> Row:
@@ -106,6 +107,7 @@ def record(
         ledger_path: a .jsonl file; it is made if it is missing.
         note: a remark to store with the result.
         extra: further figures to store.
+        kinds: of the evaluations to store, like ``dynamic``; all by default.
         force: add a result a second time.
         now: the time to store.
 
@@ -114,6 +116,8 @@ def record(
     """
     path = Path(ledger_path)
     row = _row(read_run(run_folder), note, extra or {}, now or datetime.now(UTC))
+    if kinds is not None:
+        row = replace(row, evaluations=[each for each in row.evaluations if each["kind"] in kinds])
     with _locked(path) as rows:
         same = [each for each in rows if getattr(each, "fingerprint", "") == row.fingerprint]
         added: list[AnyRow] = [row]

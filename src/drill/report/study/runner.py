@@ -23,7 +23,7 @@ from drill.report.study.plan import (
     Plan,
     identity,
 )
-from drill.report.study.states import DONE, States, is_run_of, stage_results
+from drill.report.study.states import DONE, States, evaluation_kind, is_run_of, stage_results
 from drill.report.tables.number_format import perplexity
 from drill.tasks import check_recipe
 from drill.training.run.folder import RunFolder
@@ -187,7 +187,9 @@ class StudyRunner:
         extra = {"study": {"name": self.plan.name, "row": job.row.name, "seconds": seconds}}
         row, fault = None, "nothing new"
         try:
-            row = record(self.runs / job.run, self.ledger, extra=extra)
+            # not those of another plan that has evaluated the same run with other options
+            kinds = () if job.trains else (evaluation_kind(job.stage),)
+            row = record(self.runs / job.run, self.ledger, extra=extra, kinds=kinds)
         except AlreadyRecorded:
             row = self.states.result(job)
         except ReportError as error:

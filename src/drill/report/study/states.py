@@ -123,9 +123,14 @@ def is_run_of(job: Job, folder: RunFolder) -> bool:
     )
 
 
+def evaluation_kind(stage: str) -> str:
+    """The kind of evaluation that a stage makes, as in a run's evaluations.jsonl."""
+    return TRANSLATION if stage == BLEU else stage
+
+
 def stage_results(row: Row, stage: str) -> list[Evaluation]:
     """The results of an evaluation stage: validation and test."""
-    pair = last_pair(row.evaluations, TRANSLATION if stage == BLEU else stage)
+    pair = last_pair(row.evaluations, evaluation_kind(stage))
     return [each for each in pair or () if each is not None]
 
 
