@@ -169,6 +169,7 @@ if TRITON_INSTALLED and INTERPRETED:  # on a GPU its kernels take no CPU tensors
     fused = row("deep-residual", depth=2, impl="triton", **at_output)
     CASES |= {
         "deep residual fused": row("deep-residual", depth=2, impl="triton", **drop),
+        "deep residual fused, gate": row("deep-residual", depth=2, gate="label", impl="triton"),
         "mixture of fused": over(fused, "mixture", experts=2),
     }
 

@@ -123,7 +123,6 @@ def test_centring_keeps_the_offset_of_sigmoid_out_of_bfloat16():
     ("options", "reason"),
     [
         ({"center": True}, "centred"),
-        ({"gate": "label"}, "gate='label'"),
         ({"norm": "rms"}, "norm='rms'"),
         ({"block": "mlp"}, "block='mlp'"),
     ],

@@ -229,16 +229,16 @@ class DeepResidual(MatrixLayer):
             E, self.maps, self.hidden_size, self.impl, unfused=self._unfused, **options
         )
         if fused is not None:
-            return fused
+            if gates is None:
+                return fused
+            return torch.lerp(E.to(fused.dtype), fused, gates[:, None].to(fused.dtype))
         labels = encode(E, self.maps, **options, gate=gates, center=self.center)
         return E if labels is E else labels.to(compute_dtype(E))  # autocast widens a sum with E
 
     @property
     def _unfused(self) -> str | None:
         """Why the fused kernels do not encode these labels, if not because of the maps."""
-        if self.center:
-            return "labels are centred before they are rounded"
-        return None if self.gates is None else f"the last map has gate={self.gate!r}"
+        return "labels are centred before they are rounded" if self.center else None
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         super().resize(new_size, vectors)

@@ -153,6 +153,16 @@ def test_fused_equals_the_loop(
 
 
 @interpreted
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_gate_follows_the_fused_maps(locked):
+    layer, masks, grad = given(
+        70, 32, gate="label", residual_between=True, locked=locked, dropout=0.5
+    )
+    nn.init.uniform_(layer.gates)
+    assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
+
+
+@interpreted
 @pytest.mark.usefixtures("nan_in_fresh_memory")
 @pytest.mark.parametrize(("locked", "products"), [(False, "cublas"), (True, "chosen")])
 def test_the_loss_takes_the_labels_as_they_lie(locked, products, multiply, monkeypatch):
