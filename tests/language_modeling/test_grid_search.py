@@ -186,10 +186,10 @@ def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
 def test_usual_grid_grows_with_the_segments():
     model, statistics = measured()
     usual = dynamic_search(model, text(12), statistics, limit=None)
-    assert len(usual.cells) == 24
+    assert len(usual.cells) == 30
     assert usual.cells[0].settings == {"lr": 3e-5, "lamb": 1e-3}
     longer = dynamic_search(model, text(12), statistics, bptt=10)
-    assert longer.cells[-1].settings == {"lr": 2 * 10e-5, "lamb": 2 * 5e-3}
+    assert longer.cells[-1].settings == {"lr": 2 * 10e-5, "lamb": 2 * 1e-2}
 
 
 def test_invalid_grid_raises(tmp_path):

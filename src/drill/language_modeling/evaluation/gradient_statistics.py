@@ -20,7 +20,7 @@ from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.evaluation.perplexity import Progress, Text, check_and_batchify
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import GraphRecorder
+from drill.training.cuda_graphs import GraphCache, GraphRecorder
 from drill.training.precision import current_precision
 
 ABOUT = "drill gradient statistics"  # in the file's metadata
@@ -198,24 +198,26 @@ class GradientReader:
         self.graphs: GraphRecorder | None = None
         if cuda_graphs and model.layer.static_shapes and data.is_cuda:
             self.graphs = GraphRecorder(data.device, instead="pass cuda_graphs=False")
-        self.replays: dict[int, Callable[[], None] | None] = {}
+        when_full = "segments of %d lengths are replayed as CUDA graphs, which is the limit"
+        self.cache: GraphCache[Callable[[], None]] = GraphCache(model, when_full)
 
     def __call__(self, segment: Segment) -> None:
         length = segment.length
         if len(self.ids) <= length:
             self.ids = self.data.new_empty((length + 1, self.data.shape[1]))
-            self.replays.clear()
+            self.cache.forget()  # graphs read the old ids
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
         if self.graphs is None:
             self._read(length)
-        elif length not in self.replays:
-            self.replays[length] = None
+            return
+        replay = self.cache.replays.get(length)
+        if replay is None and self.cache.should_record(length):
+            replay = self.cache.replays[length] = self.graphs.record(lambda: self._read(length))
+        if replay is None:
             self.graphs.warm_up(lambda: self._read(length))
-        else:
-            replay = self.replays[length] or self.graphs.record(lambda: self._read(length))
-            self.replays[length] = replay
-            replay()
-            increment_version(self.parameters)  # which ``use`` may have changed
+            return
+        replay()
+        increment_version(self.parameters)  # which ``use`` may have changed
 
     def _read(self, length: int) -> None:
         inputs, targets = self.ids[:length], self.ids[1 : length + 1]
