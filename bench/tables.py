@@ -18,7 +18,7 @@ from columns import COLUMNS, Row, cells, section, title
 from drill import report
 from drill.report.results.paper import CURVES, FINETUNED, PAPER
 from drill.report.study.plan import read_plan
-from drill.report.study.states import States
+from drill.report.study.states import States, stage_results
 from drill.report.study.statistics import paired_difference
 from drill.report.study.tables import finished_results, stage_table
 from drill.report.tables.markup import markdown_table
@@ -45,13 +45,10 @@ def results_page(rows: Sequence[Row], runs: Sequence[report.Row] = ()) -> Iterat
     """Every row of the benchmarks, and the translators of ``runs``."""
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
     commits = sorted({row["commit"] for row in rows})
-    wrote = "benchmarks and runs" if runs else "the benchmarks"
-    yield from ("# Measured", "")
-    yield f"Made by `python bench/tables.py` from what {wrote} wrote, not by hand."
-    yield (
-        f"{'; '.join(machines)}, commit {' and '.join(commits)}. How it is measured: "
-        "[bench/README.md](../bench/README.md)."
-    )
+    made = f"what {'benchmarks and runs' if runs else 'the benchmarks'} wrote, not by hand."
+    yield from ("# Measured", "", f"Made by `python bench/tables.py` from {made}")
+    how = "How it is measured: [bench/README.md](../bench/README.md)."
+    yield f"{'; '.join(machines)}, commit {' and '.join(commits)}. {how}"
     for benchmark, question in QUESTIONS.items():
         own = [row for row in rows if row["benchmark"] == benchmark]
         if not own:
@@ -79,11 +76,9 @@ def results_page(rows: Sequence[Row], runs: Sequence[report.Row] = ()) -> Iterat
 def with_bias(rows: Sequence[Row]) -> str:
     """Which heads have a bias, where rows say so."""
     known = {row["name"]: row["bias"] for row in rows if "bias" in row}
-    if not known:
-        return ""
     without = [name for name, bias in known.items() if not bias]
     if len(without) == len(known):
-        return ", without a bias"
+        return ", without a bias" if known else ""
     return ", with a bias" + (f" except {'; '.join(without)}" if without else "")
 
 
@@ -302,11 +297,16 @@ def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> list[str]:
     lines.append(
         [f"{what}multiple of tied weights'", times, f"paper {ratio.paper}, {peers}", command]
     )
-    what = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included"
-    ours, peers = shown(goals["epoch"].ours, "{0.value:.1f} s"), f"authors' {goals['epoch'].peers}"
+    what, epoch = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included", goals["epoch"]
+    ours, peers = shown(epoch.ours, "{0.value:.1f} s"), f"authors' {epoch.peers}"
     lines.append([what, ours, peers, "`python bench/epoch.py --recipe ptb-drill-4`"])
     lines += [validation_perplexity(runs), final_perplexity(runs)]
-    lines += [study_of_translators("multi30k"), translations(runs)]
+    what = (
+        f"[the same]({MODELS}) after 215 epochs of the short recipe; then with dynamic evaluation"
+    )
+    lines.append(study_row("ptb", "drill-4", what, "train", "dynamic"))
+    what = f"[BLEU]({TRANSLATORS}) of `multi30k-drill`, English-German"
+    lines += [study_row("multi30k", "drill", what, "train"), translations(runs)]
     return markdown_table(lines, "lrl")
 
 
@@ -351,8 +351,7 @@ def final_perplexity(runs: Sequence[report.Row]) -> list[str]:
     run = [run for run in ledger.of_recipe(runs, name) if run.epochs >= whole][-1]
     finetuned = (each for each in runs if each.recipe == f"{name}{FINETUNED}")
     tuned = [each for each in finetuned if each.settings.get("init_from") == run.name][-1]
-    kinds = ((each["kind"], each["split"], each) for each in tuned.evaluations)
-    dynamic = [each for *kind, each in kinds if kind == ["dynamic", "test"]][-1]
+    dynamic = stage_results(tuned, "dynamic")[-1]
     ours = (run.test_published, tuned.test_published, dynamic["perplexity"])
     theirs = (PAPER[f"{name}{each}"].test for each in ("", FINETUNED, f"{FINETUNED}+dynamic"))
     minutes = ((run.seconds or 0.0) + (tuned.seconds or 0.0) + dynamic["seconds"]) / 60
@@ -379,21 +378,26 @@ def study_table(name: str) -> Iterator[str]:
         yield from [""] if stage != states.plan.stages[-1] else []
 
 
-def study_of_translators(name: str) -> list[str]:
-    """BLEU of the rows ``drill`` and ``tied`` of a study, and their difference."""
-    states = study(name)
-    rows = {row.name: row for row in states.plan.rows}
-    found = [finished_results(states, rows[each], "train") for each in ("drill", "tied")]
-    ours, tied = ([each[seed].extra["bleu"] for seed in sorted(each)] for each in found)
-    difference = paired_difference(ours, tied)
-    low, high = (difference.mean + sign * (difference.half or 0.0) for sign in (-1, 1))
-    return [
-        f"[BLEU]({TRANSLATORS}) of `{name}-drill`, English-German, mean of {len(ours)} seeds",
-        f"{mean(ours):.2f}",
-        f"tied weights {mean(tied):.2f}; difference {difference.mean:+.2f}, 95% interval "
-        f"{low:+.2f} to {high:+.2f}",
-        f"`drill study studies/{name}.toml --report`",
-    ]
+def study_row(name: str, row: str, what: str, *stages: str) -> list[str]:
+    """The mean score of a study's row by each stage, and its difference to tied weights."""
+    states, cells = study(name), []
+    rows = {each.name: each for each in states.plan.rows}
+    for stage in stages:
+        found = [finished_results(states, rows[each], stage) for each in (row, "tied")]
+        ours, tied = ([final_score(each[n], stage) for n in sorted(each)] for each in found)
+        by = paired_difference(ours, tied)
+        low, high = (by.mean + sign * (by.half or 0.0) for sign in (-1, 1))
+        change = f"difference {by.mean:+.2f}, 95% interval {low:+.2f} to {high:+.2f}"
+        cells.append((f"{mean(ours):.2f}", f"{mean(tied):.2f}, {change}"))
+    own, others = ("; ".join(each) for each in zip(*cells, strict=True))
+    command = f"`drill study studies/{name}.toml --report`"
+    return [f"{what}, mean of {len(ours)} seeds", own, f"tied weights {others}", command]
+
+
+def final_score(row: report.Row, stage: str) -> float:
+    """BLEU of a translator, test perplexity of a language model."""
+    last = row.test if stage == "train" else stage_results(row, stage)[-1]["perplexity"]
+    return row.extra.get("bleu", last)
 
 
 def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]:
@@ -402,11 +406,8 @@ def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]
 
 def translations(runs: Sequence[report.Row]) -> list[str]:
     """BLEU of the paper's layer and of tied weights, by the latest settings of most seeds."""
-    pairs = [
-        (layers["deep-residual 2"], layers[ledger.BASE])
-        for layers in reversed(compared_translators(runs).values())
-        if {"deep-residual 2", ledger.BASE} <= {*layers}
-    ]
+    wanted, found = ("deep-residual 2", ledger.BASE), reversed(compared_translators(runs).values())
+    pairs = [[layers[each] for each in wanted] for layers in found if {*wanted} <= {*layers}]
     ours, tied = max(pairs, key=lambda pair: min(map(len, pair)))
     settings = ", settings there" if any(row.changes for row in ours) else ""
     return [
