@@ -19,8 +19,7 @@ from torch.func import functional_call
 
 from drill.data import Segment, SequenceLengths, Vocabulary
 from drill.language_modeling import build
-from drill.language_modeling.state import LanguageModelState
-from drill.language_modeling.step import RecordedSteps, Steps
+from drill.language_modeling.step import LanguageModelState, RecordedSteps, Steps
 from drill.training.settings import Settings, build_optimizer, recipe
 from drill.training.state import Limits
 

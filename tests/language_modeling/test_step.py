@@ -8,8 +8,7 @@ from drill.data import Segment, SequenceLengths, training_segments
 from drill.kernels.lstm.lstm import LARGEST_PERSISTENT_BATCH, choose
 from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import overlap
-from drill.language_modeling.state import LanguageModelState
-from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker
+from drill.language_modeling.step import LanguageModelState, RecordedSteps, Steps, capture_blocker
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,

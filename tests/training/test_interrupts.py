@@ -16,7 +16,7 @@ from drill.language_modeling import train as language_model_train
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_train
-from drill.translation.state import TranslationState
+from drill.translation.train import TranslationState
 from tests.tiny_runs import after, all_of, finished, interrupted_after, rows, small_run, unlike
 from tests.tiny_tasks import LM, MT, TASKS
 from tests.tiny_translations import small_optimizer, small_training

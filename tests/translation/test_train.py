@@ -14,7 +14,7 @@ from drill.training.run import checkpoint
 from drill.translation import train as train_module
 from drill.translation.evaluate import translation_loss
 from drill.translation.search import beam_search
-from drill.translation.state import TranslationState
+from drill.translation.train import TranslationState
 from drill.translation.translate import Search
 from tests.tiny_runs import after, all_of, rows, unlike, weights
 from tests.tiny_translations import small_data, small_training, small_translator

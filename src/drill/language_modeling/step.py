@@ -1,4 +1,4 @@
-"""Training steps of a language model, launched or replayed as CUDA graphs.
+"""Training state and steps of a language model, launched or replayed as CUDA graphs.
 
 A step of a recurrent model is hundreds of small launches, which take a host longer than the GPU. A
 CUDA graph is one launch. It has fixed addresses and shapes, so there is one for every segment
@@ -6,24 +6,27 @@ length; all read ids, state and learning rate from the same buffers.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drill.data import Segment, inputs_and_targets
+from drill.data import Segment, SequenceLengths, inputs_and_targets
 from drill.kernels.runtime.overlap import overlap_scope
-from drill.language_modeling.state import LanguageModelState
+from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphRecorder
 from drill.training.cuda_graphs import capture_blocker as cuda_graphs_blocker
+from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import ScheduledOptimizer
 from drill.training.precision import autocast_to
+from drill.training.state import TrainingState
 
 logger = logging.getLogger(TRAINING_LOG)
 
@@ -31,6 +34,55 @@ WHEN_FULL = (
     "training: steps of %d lengths are replayed as CUDA graphs, the maximum: other lengths are "
     "slower; a smaller training.bptt has fewer lengths"
 )
+
+
+@dataclass(kw_only=True)
+class LanguageModelState(TrainingState):
+    """The next segment starts at row ``position`` of ``epoch_size`` rows.
+
+    ``nll`` sums mean losses of segments times their lengths.
+    """
+
+    score: ClassVar[type] = Perplexity
+
+    lengths: SequenceLengths  # of the segments to come
+    hidden: State | None = None
+    untied: bool = False  # whether the output layer has been replaced, see untie.py
+
+    def loss_terms(self) -> int:
+        return self.position
+
+    def epoch_done(self) -> bool:
+        return self.position >= self.epoch_size - 2  # a segment has at least 2 rows and a target
+
+    def next_epoch(self) -> None:
+        super().next_epoch()
+        self.hidden = None
+
+    def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, numbers = super().state_dict(world)
+        for i, layer in enumerate(self.hidden or ()):
+            for j, tensor in enumerate(layer):
+                tensors[f"hidden/{i}/{j}"] = torch.cat(world.all_gather(tensor), 1)
+        numbers["lengths"] = self.lengths.state()
+        numbers["untied"] = self.untied
+        numbers["layers"] = [] if self.hidden is None else [len(layer) for layer in self.hidden]
+        return tensors, numbers
+
+    def load_state_dict(
+        self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], world: World
+    ) -> None:
+        super().load_state_dict(tensors, numbers, world)
+        self.lengths = SequenceLengths.from_state(numbers["lengths"])
+        self.untied = numbers["untied"]
+        hidden = tuple(
+            tuple(
+                world.local_batch(tensors[f"hidden/{i}/{j}"]).to(self.nll.device)
+                for j in range(count)
+            )
+            for i, count in enumerate(numbers["layers"])
+        )
+        self.hidden = hidden or None
 
 
 class Steps:

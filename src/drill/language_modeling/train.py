@@ -24,8 +24,13 @@ from drill.language_modeling.evaluation.perplexity import (
     evaluate_tokens,
     predicted_bytes,
 )
-from drill.language_modeling.state import LanguageModelState
-from drill.language_modeling.step import RecordedSteps, Steps, capture_blocker, kernel_summary
+from drill.language_modeling.step import (
+    LanguageModelState,
+    RecordedSteps,
+    Steps,
+    capture_blocker,
+    kernel_summary,
+)
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel, shard, unsharded
