@@ -1,9 +1,8 @@
 """From settings to a translator and its data; weights of one run as the start of another."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from drill.models.translator import Translator
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
 from drill.training.distributed import World
-from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
 from drill.training.settings import (
@@ -123,30 +121,8 @@ def check_ready(folder: Path | str, work: str, *, text: bool = True, scores: boo
 # -- init_from: start with the weights of another run ----------------------------------------------
 
 
-@dataclass(frozen=True)
-class TranslationStart:
-    """The run that another one starts from: its subwords, and its averaged or best weights."""
-
-    folder: RunFolder
-    subwords: Subwords
-    weights: Literal["averaged", "best"]
-
-    def load_into(self, model: Translator) -> dict[str, str]:
-        """Load the weights; returns what environment.json records about them."""
-        path = self.folder.averaged if self.weights == "averaged" else self.folder.best
-        load_into(model, path)
-        return {
-            "folder": str(self.folder.path.resolve()),
-            "weights": self.weights,
-            "weights_fingerprint": fingerprint_in(path),
-        }
-
-    def remark(self) -> str:
-        return f"starts from the {self.weights} weights of {self.folder.path}, with its subwords"
-
-
-def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
-    """The run in the folder ``path``; SettingsError if its weights do not fit these settings."""
+def translation_start(settings: Settings, path: Path | str) -> RunFolder:
+    """The run to start from; SettingsError if its weights do not fit these settings."""
     folder = RunFolder(path)
     try:
         own = settings_of(folder)
@@ -164,13 +140,11 @@ def translation_start(settings: Settings, path: Path | str) -> TranslationStart:
             f"{INIT_FROM}: {folder.path} has a model with other settings "
             f"({'; '.join(changes[:3])}); use its settings, or start from another run"
         )
-    averaged = folder.averaged.exists()
-    if not averaged and not folder.best.exists():
+    if not (folder.averaged.exists() or folder.best.exists()):
         raise SettingsError(
             f"{INIT_FROM}: {folder.path} has no best weights; train it up to its first validation"
         )
-    subwords = Subwords.load(folder.subwords)
-    return TranslationStart(folder, subwords, "averaged" if averaged else "best")
+    return folder
 
 
 def uses_counts(settings: Settings) -> bool:

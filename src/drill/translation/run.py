@@ -64,7 +64,7 @@ def start_translation(
     start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():
         start = translation_start(settings, settings.init_from)
-        subwords = start.subwords
+        subwords = Subwords.load(start.subwords)
     elif begun:
         subwords = Subwords.load(run.subwords)
     words = settings.subwords["size"] if subwords is None else len(subwords)
@@ -79,12 +79,20 @@ def start_translation(
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = data.target_counts().tolist()
     if settings.init_from is not None and uses_counts(settings):
-        counts = _counts(run if start is None else start.folder, data.subwords)
+        counts = _counts(run if start is None else start, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
     more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
     more["filtered"] = asdict(data.train.report)
+    remark = None
     if start is not None:
-        more["init_from"] = start.load_into(model)
+        tensors, info = read_weights(start, None)
+        fill(model, tensors, start)
+        more["init_from"] = {
+            "folder": str(start.path.resolve()),
+            "weights": info.weights,
+            "weights_fingerprint": info.fingerprint,
+        }
+        remark = f"starts from the {info.weights} weights of {start.path}, with its subwords"
     options = TranslationOptions(**settings.training)
     task = TranslationTask(model, data, run, optimizer, options, processes)
 
@@ -95,8 +103,7 @@ def start_translation(
     size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
 
     def remarks() -> tuple[str | None, ...]:
-        dropped = left_out(data.train.report, settings.filters)
-        return dropped, None if start is None else start.remark()
+        return left_out(data.train.report, settings.filters), remark
 
     return Start(task, save, size, remarks, more)
 
