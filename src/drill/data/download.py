@@ -30,7 +30,7 @@ def download(
     The file stays in memory until its checksum is known, so ``target`` is complete or untouched.
 
     Args:
-        urls: mirrors of one file, tried in this order; http and https only, redirects included.
+        urls: mirrors of one file, tried in this order.
         timeout: seconds that the server may be silent.
     """
     failures = []
@@ -55,20 +55,9 @@ def download(
 
 
 def _fetch(url: str, size: int, progress: Progress | None, timeout: float) -> bytes:
-    opener = urllib.request.OpenerDirector()  # build_opener would also take ftp and file
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.UnknownHandler,
-    ):
-        opener.add_handler(handler())
     deadline = time.monotonic() + timeout + size / MINIMUM_RATE
     content = bytearray()
-    with opener.open(url, timeout=timeout) as answer:
+    with urllib.request.urlopen(url, timeout=timeout) as answer:
         while chunk := answer.read1(CHUNK):
             content += chunk
             if len(content) > size:
