@@ -42,17 +42,6 @@ def test_a_summary_comes_before_training(drill):
     assert drill(*words, "-q") == (0, out, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "noted"),
-    [("few", ["training.epochs=1"], "about 22 steps"), ("enough", ["training.epochs=5"], None)],
-)
-def test_few_steps_are_noted(drill, name, changes, noted):
-    words = (*TINY, "--name", name, *sets(*changes))
-    line = drill(*words)[2].splitlines()[3]
-    assert line.startswith(noted) if noted else "steps in all" not in line
-    assert "in all, too few" not in drill(*words)[2]  # it is trained already
-
-
 @pytest.mark.parametrize(("lr", "noted"), [("100", True), ("5", False)])
 def test_a_model_no_better_than_a_guess_is_noted(drill, lr, noted):
     changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.max_grad_norm=none")

@@ -287,7 +287,6 @@ def start_language_model(
     cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
 
     def remarks() -> tuple[str | None, ...]:
-        unknown = summary.share_of_unknown(text, vocabulary, ids, *cut_off)
-        return unknown, summary.few_steps(settings, len(ids.train))
+        return (summary.share_of_unknown(text, vocabulary, ids, *cut_off),)
 
     return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)
