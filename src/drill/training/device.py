@@ -23,11 +23,6 @@ def pick_device(name: torch.device | str = "auto") -> torch.device:
         return _own_gpu() if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise SettingsError(
-            f"device {name}: cannot be used here (no device is called so); choose cpu, cuda or mps"
-        ) from None
-    try:
         torch.zeros(1, device=device).item()  # fails on meta, which has no values
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).split("\n")[0]
