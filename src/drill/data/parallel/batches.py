@@ -46,8 +46,7 @@ class PairBatches:
         for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
 
     With several processes each has the same number of batches, and no two the same. Where the last
-    turn has too few for all, its fullest are halved until there are enough; if it has too few pairs
-    even for that, some processes get a batch that asks for nothing.
+    turn has too few for all, some processes get a batch that asks for nothing.
 
     Args:
         pairs: from ``encode_pairs``.
@@ -111,8 +110,7 @@ class PairBatches:
         order = self._by_length(random.permutation(len(self.pairs)))
         drawn = random.permutation(len(self._bounds) - 1)
         batches = [order[self._bounds[each] : self._bounds[each + 1]] for each in drawn]
-        whole = len(batches) // self.size * self.size
-        batches[whole:] = _halved(batches[whole:], self.size)
+        batches += [order[:0]] * (-len(batches) % self.size)
         for indices in batches[self.rank :: self.size][start:]:
             yield self.batch(indices) if len(indices) else self._nothing()
 
@@ -184,16 +182,3 @@ def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
         if place > bounds[-1] and length * (place + 1 - bounds[-1]) > max_tokens:
             bounds.append(place)
     return np.array([*bounds, len(longer)], dtype=np.int64)
-
-
-def _halved(batches: list[NDArray[np.int64]], size: int) -> list[NDArray[np.int64]]:
-    """``size`` batches out of fewer, the fullest halved as often as it takes; of none, none.
-
-    Pairs that do not suffice leave some batches empty.
-    """
-    while batches and len(batches) < size:
-        fullest = max(range(len(batches)), key=lambda place: len(batches[place]))
-        half = len(batches[fullest]) // 2
-        parts = [batches[fullest][:half], batches[fullest][half:]]
-        batches = [*batches[:fullest], *parts, *batches[fullest + 1 :]]
-    return batches
