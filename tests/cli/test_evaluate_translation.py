@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
+from drill.data.parallel.dataset import target_counts
 from drill.report.analysis.comparison import accuracy_bands
 from drill.report.analysis.word_accuracy import subword_bands, word_bands
 from drill.report.results.ledger import read as read_ledger
@@ -44,14 +45,14 @@ def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, succeeds, 
     row = json.loads(out)
     run = load_translation("runs/tiny", device="cpu")
     saved = (here / "runs/tiny/valid.de.hyp").read_text().splitlines()
-    text, data = run.data.text, run.data
-    trained, pairs = run.split("train")
-    assert (len(trained), len(pairs)) == (60, len(data.train))
-    by_hand = word_bands(saved, text.valid.target, trained.target, "de")
+    (trained, pairs), (valid, _) = run.split("train"), run.split("valid")
+    assert len(trained) == 60
+    by_hand = word_bands(saved, valid.target, trained.target, "de")
     assert row["word_bands"] == [asdict(band) for band in by_hand]
-    by_hand = subword_bands(saved, text.valid.target, run.subwords, data.target_counts())
+    counts = target_counts(pairs, len(run.subwords))
+    by_hand = subword_bands(saved, valid.target, run.subwords, counts)
     assert row["subword_bands"] == [asdict(band) for band in by_hand]
-    wanted = sum(len(run.subwords.encode(line)) for line in text.valid.target)
+    wanted = sum(len(run.subwords.encode(line)) for line in valid.target)
     assert sum(band["wanted"] for band in row["subword_bands"]) == wanted
 
 
@@ -111,7 +112,7 @@ def test_a_language_without_a_word_tokenizer_has_subwords_only(drill, here):
     changes = (f"data.corpus={pairs}", "data.target=fr", "training.max_steps=1")
     train(small(*changes), "runs/french", device="cpu")
     run = load_translation("runs/french", device="cpu")
-    said, target = [], run.data.text.test.target
+    said, target = [], run.split("test")[0].target
     assert list(accuracy_bands(run, target, target, said.append)) == ["subword"]
     assert len(said) == 1
 

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from drill.data import DataError, Subwords
+from drill.data.parallel.dataset import pairs_checksum
+from drill.data.text.catalog import SPLITS
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetune_settings
 from drill.language_modeling.run import load_run
@@ -33,11 +35,13 @@ def test_run_comes_back_as_it_was(here):
     assert run.model.layer.label_weight is run.model.transformer.target_embedding.weight
     test = [row for row in run.folder.rows() if row["kind"] == "test"][-1]
     assert run.weights == test["weights"]
-    found = translate(run.model, run.subwords, run.data.text.test.source, Search(beam=2))
-    exact = [t[0].text == r for t, r in zip(found, run.data.text.test.target, strict=True)]
+    text, _ = run.split("test")
+    found = translate(run.model, run.subwords, text.source, Search(beam=2))
+    exact = [t[0].text == r for t, r in zip(found, text.target, strict=True)]
     assert sum(exact) / len(exact) == test["test_exact"]
     environment = json.loads((here / "runs/tiny/environment.json").read_text())
-    assert environment["pairs"] == run.data.checksum
+    checksums = {split: pairs_checksum(run.split(split)[1]) for split in SPLITS}
+    assert environment["pairs_of"] == checksums
     assert environment["vocabulary_size"] == len(run.subwords) == 262
     attention, *kernels = environment["kernels"]
     assert attention.startswith("attention ")
@@ -121,7 +125,7 @@ def test_changed_text_raises(here, tmp_path):
     with pytest.raises(RunFolderError, match="the text has changed"):
         train(settings, tmp_path / "run", device="cpu")
     with pytest.raises(DataError, match="was trained on other texts"):
-        _ = load_translation(tmp_path / "run", device="cpu").data
+        load_translation(tmp_path / "run", device="cpu").split("test")
 
 
 @pytest.mark.gpu

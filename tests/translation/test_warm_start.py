@@ -119,7 +119,7 @@ def test_counts_stay_those_that_the_weights_were_trained_for(counted, here, tmp_
     train(small(*counted), base, device="cpu")
     train(started(*counted, *STILL, start=base), run, device="cpu")
     losses = []
-    valid = load_translation(base, device="cpu").data.valid
+    valid = load_translation(base, device="cpu").split("valid")[1]
     for folder in (base, run):
         losses.append(translation_loss(load_translation(folder, device="cpu").model, valid).loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)

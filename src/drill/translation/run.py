@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from drill.data import DataError, Filters, Pairs, ParallelText, Subwords, cache_folder, encode_pairs
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import read_parallel_split
-from drill.data.parallel.dataset import TranslationData, pairs_checksum
+from drill.data.parallel.dataset import pairs_checksum, target_counts
 from drill.data.parallel.pairs import KEEP_ALL
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
@@ -77,7 +77,7 @@ def start_translation(
     if processes.is_main:
         processes.barrier()
     torch.manual_seed(settings.training["seed"])
-    counts: list[int] = data.target_counts().tolist()
+    counts: list[int] = target_counts(data.train, len(data.subwords)).tolist()
     if settings.init_from is not None and uses_counts(settings):
         counts = _counts(run if start is None else start, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
@@ -122,15 +122,8 @@ class TranslationRun:
     def weights(self) -> Weights:
         return self.origin.weights
 
-    @cached_property
-    def data(self) -> TranslationData:
-        """Texts and ids of the run; DataError if the texts have changed since."""
-        data = pairs(with_text(self.settings, self.folder), self.subwords)
-        self._check_text(self._recorded("pairs"), data.checksum)
-        return data
-
     def split(self, name: str) -> tuple[ParallelText, Pairs]:
-        """Text and ids of a split as in ``data``; no other text is read.
+        """Text and ids of a split; no other text is read. DataError if it has changed since.
 
         Ids of ``train`` are those of its pairs that have passed the filters. The text is not
         cached: that of ``train`` is large.
@@ -144,18 +137,13 @@ class TranslationRun:
         text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
         found = encode_pairs(text, self.subwords, filters, cache_folder())
-        self._check_text((self._recorded("pairs_of") or {}).get(name), pairs_checksum(found))
-        return text, found
-
-    def _recorded(self, key: str) -> Any:
-        return (self.folder.read_environment() or {}).get(key)
-
-    def _check_text(self, recorded: object, checksum: object) -> None:
-        if recorded not in (None, checksum):
+        recorded = (self.folder.read_environment() or {}).get("pairs_of") or {}
+        if recorded.get(name) not in (None, pairs_checksum(found)):
             raise DataError(
                 f"{self.folder.path}: was trained on other texts than "
                 f"{self.settings.data['corpus']} holds now; restore them"
             )
+        return text, found
 
     def translate(
         self,

@@ -54,10 +54,6 @@ class TranslationData:
         """Of each split, so that one can be known without the others."""
         return {split: pairs_checksum(getattr(self, split)) for split in SPLITS}
 
-    def target_counts(self) -> NDArray[np.int64]:
-        """How often every label occurs in the training targets, (V,)."""
-        return target_counts(self.train, len(self.subwords))
-
 
 def target_counts(pairs: Pairs, labels: int) -> NDArray[np.int64]:
     """How often the targets of ``pairs`` ask for each label, an ``<end>`` a pair counted, (V,)."""
