@@ -232,20 +232,6 @@ class RecordedSteps(Steps):
         state.hidden = self.hidden
 
 
-def kernel_summary(
-    model: LanguageModel,
-    blocker: str | None,
-    batch: int,
-    bptt: int,
-    autocast: torch.dtype | None,
-) -> list[str]:
-    """Which kernels are used on the model's device; ``blocker`` is from ``capture_blocker``."""
-    with autocast_to(next(model.parameters()).device, autocast):
-        parts = model.kernel_summary(batch, bptt)
-    steps = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
-    return [*parts, f"steps {steps}"]
-
-
 def capture_blocker(
     model: LanguageModel,
     optimizer: ScheduledOptimizer,

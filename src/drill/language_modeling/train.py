@@ -29,7 +29,6 @@ from drill.language_modeling.step import (
     RecordedSteps,
     Steps,
     capture_blocker,
-    kernel_summary,
 )
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
@@ -37,6 +36,7 @@ from drill.training.distributed import World, data_parallel, shard, unsharded
 from drill.training.loop import Task, Watch, diverged_if_nan
 from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
+from drill.training.precision import autocast_to
 from drill.training.run.checkpoint import load_into
 from drill.training.run.folder import RunFolder
 
@@ -110,8 +110,11 @@ class LanguageModelTask(Task):
 
     def kernels(self, autocast: torch.dtype | None) -> list[str]:
         super().setup()  # what the optimizer can do depends on what it changes
-        batch, bptt = self.data.shape[1], self.options.bptt
-        return kernel_summary(self.model, self._capture_blocker(), batch, bptt, autocast)
+        with autocast_to(self.device, autocast):
+            parts = self.model.kernel_summary(self.data.shape[1], self.options.bptt)
+        blocker = self._capture_blocker()
+        steps = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
+        return [*parts, f"steps {steps}"]
 
     def _capture_blocker(self) -> str | None:
         graphs, micro_batch = self.options.cuda_graphs, self.options.micro_batch
