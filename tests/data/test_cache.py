@@ -8,8 +8,8 @@ import pytest
 
 from drill.data import Filters, ParallelText, Subwords, Vocabulary, cache_folder, encode_pairs
 from drill.data.cache import CHECKSUMS, cache_key, cached, load_array
-from drill.data.parallel.dataset import learnt_subwords
 from drill.data.parallel.pairs import KEEP_ALL
+from drill.data.parallel.subwords import cached_subwords
 from drill.data.text.corpora import encode_text
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
@@ -149,8 +149,8 @@ def same(first, second):
             ],
         ),
         (
-            lambda text, size, cache=None: learnt_subwords(text, cache, size=size),
-            [(PAIRS, 259), (PAIRS, 260), (ParallelText(["f"], ["g"]), 260)],
+            lambda lines, size, cache=None: cached_subwords(lines, cache, size=size),
+            [(LINES, 259), (LINES, 260), (["f", "g"], 260)],
         ),
     ],
     ids=["text", "pairs", "subwords"],

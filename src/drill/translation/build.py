@@ -10,7 +10,8 @@ from torch import nn
 from drill.data import PAD, Filters, Subwords, cache_folder, read_parallel_corpus
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
-from drill.data.parallel.dataset import TranslationData, learnt_subwords, translation_data
+from drill.data.parallel.dataset import TranslationData, translation_data
+from drill.data.parallel.subwords import cached_subwords
 from drill.errors import DrillError, RunFolderError, SettingsError
 from drill.layers import LAYERS, AdaptiveSoftmax, Mixtape, SampledSoftmax
 from drill.models import Transformer
@@ -52,9 +53,8 @@ def pairs(
     """Texts and ids, with these subwords or with newly learnt ones; both are cached by content."""
     text = read_parallel_corpus(**settings.data)
     if subwords is None:
-        subwords = learnt_subwords(
-            text.train, cache_folder(), **settings.subwords, progress=progress
-        )
+        lines = [*text.train.source, *text.train.target]
+        subwords = cached_subwords(lines, cache_folder(), **settings.subwords, progress=progress)
     return translation_data(
         text,
         subwords,

@@ -8,9 +8,20 @@ import weakref
 import numpy as np
 import pytest
 
-from drill.data import END, DataError, Filters, numbers_and_dates_corpus, read_parallel_corpus
+from drill.data import (
+    END,
+    DataError,
+    Filters,
+    Subwords,
+    numbers_and_dates_corpus,
+    read_parallel_corpus,
+)
 from drill.data.parallel.corpora import PARALLEL_CORPORA
-from drill.data.parallel.dataset import learnt_subwords, target_counts, translation_data
+from drill.data.parallel.dataset import target_counts, translation_data
+
+
+def learnt(text, size: int) -> Subwords:
+    return Subwords.train([*text.source, *text.target], size)
 
 
 @pytest.fixture
@@ -79,7 +90,7 @@ def text():
 
 
 def test_only_the_training_pairs_are_filtered(text):
-    subwords = learnt_subwords(text.train, size=400)
+    subwords = learnt(text.train, 400)
     data = translation_data(text, subwords, Filters(maximum=40))
     assert len(data.train) < 200
     assert (len(data.valid), len(data.test)) == (10, 10)
@@ -91,7 +102,7 @@ def test_the_training_text_is_let_go_of_once_it_is_encoded():
     """Training reads ids alone, and of millions of pairs the text is gigabytes."""
     text = numbers_and_dates_corpus(50, 5, 5)
     gone, left = weakref.ref(text.train), weakref.ref(text.test)
-    data = translation_data(text, learnt_subwords(text.train, size=300))
+    data = translation_data(text, learnt(text.train, 300))
     del text
     gc.collect()
     assert gone() is None
@@ -99,7 +110,7 @@ def test_the_training_text_is_let_go_of_once_it_is_encoded():
 
 
 def test_targets_are_counted_with_the_end_of_every_line(text):
-    data = translation_data(text, learnt_subwords(text.train, size=400))
+    data = translation_data(text, learnt(text.train, 400))
     by_hand = np.zeros(400, dtype=int)
     for i in range(len(data.train)):
         np.add.at(by_hand, data.train.target(i), 1)
@@ -108,11 +119,11 @@ def test_targets_are_counted_with_the_end_of_every_line(text):
 
 
 def test_the_checksum_knows_texts_and_subwords(text):
-    subwords = learnt_subwords(text.train, size=400)
+    subwords = learnt(text.train, 400)
     same = translation_data(text, subwords).checksum
     assert translation_data(text, subwords).checksum == same
     other = text._replace(test=text.valid)
-    fewer = learnt_subwords(text.train, size=390)
+    fewer = learnt(text.train, 390)
     assert len({same, translation_data(other, subwords).checksum,
                 translation_data(text, fewer).checksum}) == 3  # fmt: skip
 

@@ -10,23 +10,15 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drill.data.parallel.pairs import Filters, Pairs, Progress, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
-from drill.data.parallel.subwords import END, Subwords, cached_subwords
+from drill.data.parallel.subwords import END, Subwords
 from drill.data.parallel.synthetic import ParallelSplits
 from drill.data.text.catalog import SPLITS
-
-
-class ScoredText(NamedTuple):
-    """The texts that translations are scored on."""
-
-    valid: ParallelText
-    test: ParallelText
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +28,7 @@ class TranslationData:
     ``language`` is that of the targets.
     """
 
-    text: ScoredText
+    text: ParallelSplits  # without that of train
     subwords: Subwords
     train: Pairs
     valid: Pairs
@@ -79,15 +71,10 @@ def translation_data(
 ) -> TranslationData:
     """Encode all splits; ``cache`` is a folder for the ids. The training text is freed."""
     return TranslationData(
-        ScoredText(text.valid, text.test),
+        text._replace(train=ParallelText([], [])),
         subwords,
         encode_pairs(text.train, subwords, filters, cache, progress),
         encode_pairs(text.valid, subwords, cache=cache),
         encode_pairs(text.test, subwords, cache=cache),
         language,
     )
-
-
-def learnt_subwords(text: ParallelText, cache: Path | None = None, **options: Any) -> Subwords:
-    """``Subwords.train`` on both sides of a text, cached by the text and the options."""
-    return cached_subwords([*text.source, *text.target], cache, **options)
