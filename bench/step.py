@@ -21,7 +21,6 @@ from drill.data import Segment, SequenceLengths, Vocabulary
 from drill.language_modeling import build
 from drill.language_modeling.step import LanguageModelState, RecordedSteps, Steps
 from drill.training.settings import Settings, build_optimizer, recipe
-from drill.training.state import Limits
 
 BASE = "plain nn.LSTM + F.cross_entropy"
 RECIPES = {
@@ -128,7 +127,7 @@ def plain_step(
 def our_step(steps: Steps | RecordedSteps, data: Tensor, bptt: int) -> Step:
     """A step of `drill train` over all rows of ``data``."""
     state = LanguageModelState(
-        limits=Limits(1, None, None),
+        epochs=1,
         epoch_size=len(data),
         lengths=SequenceLengths(1, bptt),
         nll=torch.zeros((), dtype=torch.float64, device=data.device),

@@ -26,7 +26,6 @@ from drill.training.distributed import World
 from drill.training.loop import AsyncLoss
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.training.run.checkpoint import split_tensors
-from drill.training.state import Limits
 from tests.no_gpu_sync import no_gpu_sync
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
@@ -85,8 +84,8 @@ def late_adamw():
 
 def new_state(device="cpu"):
     nll = torch.zeros((), dtype=torch.float64, device=device)
-    limits, lengths = Limits(1, None, None), SequenceLengths(3, BPTT)
-    return LanguageModelState(limits=limits, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
+    lengths = SequenceLengths(3, BPTT)
+    return LanguageModelState(epochs=1, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
 
 
 def prepared(optimizer, kind=RecordedSteps, *, trained=None, batch=BATCH, **settings):

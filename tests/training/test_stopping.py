@@ -15,6 +15,7 @@ from drill.training.optim import AdamW, Asgd
 from drill.training.progress import epoch_line
 from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
+from drill.training.state import TrainingState
 from drill.translation.evaluate import TranslationLoss
 from tests.tiny_runs import after, all_of, interrupted_after, rows, small_run, unlike
 from tests.tiny_tasks import LM, MT, TASKS, Task, both_tasks
@@ -90,6 +91,10 @@ def test_initial_weights_do_not_count_for_patience(tmp_path, scripted, task):
     assert (outcome.finished, outcome.epoch, outcome.best_epoch) == (True, 7, 0)
 
 
+def tick(state, clocks):
+    state.time_fraction = next(clocks)
+
+
 @pytest.mark.parametrize(("name", "limit"), [(MT, "max_steps"), (LM, "max_minutes")])
 def test_validation_at_a_limit_does_not_count_for_patience(
     tmp_path, scripted, monkeypatch, name, limit
@@ -103,12 +108,12 @@ def test_validation_at_a_limit_does_not_count_for_patience(
     cut = {"max_steps": steps[-1] + 1}
     if limit == "max_minutes":
         clocks = iter([0.0] * (steps[-1] + 1) + [1.0] * 100)  # asked for once before every step
-        monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: next(clocks))
+        monkeypatch.setattr(TrainingState, "agree_on_time", lambda state, _: tick(state, clocks))
         cut = {"max_minutes": 60.0}
     outcome = task.run(tmp_path / "run", epochs=4, patience=0, **cut)
     assert [row["step"] for row in validations(tmp_path / "run")] == [*steps, steps[-1] + 1]
     assert (first.epoch, outcome.finished, outcome.stopped) == (2, True, False)
-    monkeypatch.setattr("drill.training.state.Limits.time_fraction", lambda *_: 0.0)
+    monkeypatch.setattr(TrainingState, "agree_on_time", lambda *_: None)
     more = task.run(tmp_path / "run", epochs=4, patience=0)
     assert (more.epoch, more.stopped) == (4, False)
 

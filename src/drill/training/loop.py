@@ -29,7 +29,7 @@ from drill.training.progress import Progress
 from drill.training.run.checkpoint import full_tensor
 from drill.training.run.folder import RunFolder, readable
 from drill.training.signals import GracefulShutdown
-from drill.training.state import Limits, Score, TrainingState
+from drill.training.state import Score, TrainingState
 
 TRAINING_LOG = "drill.training"
 """The logger that says how a run is trained and where it resumes; `drill train` shows it."""
@@ -70,9 +70,10 @@ class Task(abc.ABC):
     def initial_state(self) -> dict[str, Any]:
         """The part of a state that both tasks start with."""
         options, device = self.options, self.device
-        max_steps = getattr(options, "max_steps", None)
         return {
-            "limits": Limits(options.epochs, max_steps, options.max_minutes),
+            "epochs": options.epochs,
+            "max_steps": getattr(options, "max_steps", None),
+            "max_minutes": options.max_minutes,
             "nll": torch.zeros((), dtype=sum_dtype(device), device=device),
             "stopper": None if options.patience is None else NonMonotonicTrigger(options.patience),
         }
@@ -318,7 +319,7 @@ class Reporter:
         seconds = max(1e-9, time.monotonic() - self._time)
         return Progress(
             epoch=state.epoch,
-            epochs=state.limits.epochs,
+            epochs=state.epochs,
             share=state.position / state.epoch_size,
             step=state.step,
             loss=state.loss,

@@ -50,19 +50,6 @@ class Score:
         return {f"{split}_loss": self.loss, f"{split}_perplexity": self.perplexity}
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When training ends: whichever comes first."""
-
-    epochs: int
-    max_steps: int | None
-    minutes: float | None
-
-    def time_fraction(self, seconds: float) -> float:
-        """The share of the time that so many seconds are."""
-        return 0.0 if self.minutes is None else seconds / (60.0 * self.minutes)
-
-
 @dataclass(kw_only=True)
 class TrainingState(abc.ABC):
     """The state of both tasks. A task adds its own and ``loss_terms``."""
@@ -83,7 +70,9 @@ class TrainingState(abc.ABC):
         "logged_terms",
     )
 
-    limits: Limits
+    epochs: int  # the first limit that is reached ends a run
+    max_steps: int | None = None
+    max_minutes: float | None = None
     epoch_size: int  # positions of an epoch
     text: int  # checksum of the data
     nll: Tensor  # (), summed over this process's part of the epoch so far
@@ -127,16 +116,17 @@ class TrainingState(abc.ABC):
         self.training_seconds += self.seconds - before
 
     def agree_on_time(self, world: World) -> None:
-        """How much of the time is used up, by the process that has used most."""
+        """How much of ``max_minutes`` is used up, by the process that has used most."""
         seconds = self.elapsed - self.test_seconds + time.monotonic() - self._ticked
-        self.time_fraction = world.all_reduce_max(self.limits.time_fraction(seconds))
+        limit = math.inf if self.max_minutes is None else 60.0 * self.max_minutes
+        self.time_fraction = world.all_reduce_max(seconds / limit)
 
     # -- progress and limits ----------------------------------------------------------------------
 
     def progress(self) -> float:
         """How much of the run is done, by the limit that comes first."""
-        by_epochs = (self.epoch - 1 + self.position / self.epoch_size) / self.limits.epochs
-        by_steps = 0.0 if self.limits.max_steps is None else self.step / self.limits.max_steps
+        by_epochs = (self.epoch - 1 + self.position / self.epoch_size) / self.epochs
+        by_steps = 0.0 if self.max_steps is None else self.step / self.max_steps
         return max(by_epochs, by_steps, self.time_fraction)
 
     def epoch_done(self) -> bool:
@@ -148,9 +138,8 @@ class TrainingState(abc.ABC):
 
     def complete(self) -> bool:
         """Whether all epochs or steps are trained, or as many as ``patience`` allows."""
-        most = self.limits.max_steps
-        enough = most is not None and self.step >= most
-        return enough or self.epoch > self.limits.epochs or self.stopped()
+        enough = self.max_steps is not None and self.step >= self.max_steps
+        return enough or self.epoch > self.epochs or self.stopped()
 
     def limit_reached(self) -> bool:
         """Whether the run is complete or the time is up."""
