@@ -227,7 +227,7 @@ def test_mean_and_range_of_curves():
 def test_a_fast_seed_keeps_its_lowest_until_the_slowest_ends():
     fast, slow = [(10.0, 90.0), (20.0, 50.0)], [(10.0, 90.0), (40.0, 60.0)]
     curves = {"both": [Curve([], fast), Curve([], slow)], "one": [Curve([], fast)]}
-    figure = time_figure(curves, assign_styles([name] for name in curves), [])
+    figure = time_figure(curves, assign_styles([name] for name in curves))
     rows = [row for row in figure.rows if row[0] == "both"]
     assert rows[-1] == ["both", "40", "55", "50", "60"]
     assert figure.rows[-1][:3] == ["one", "20", "50"]

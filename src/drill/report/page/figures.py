@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
@@ -12,11 +12,10 @@ from urllib.parse import quote
 import numpy as np
 
 from drill.language_modeling.evaluation.calibration import Calibration
-from drill.language_modeling.evaluation.frequency_bands import Band, BandChange, CountRange
-from drill.report.analysis.label_vectors import NormBand
+from drill.language_modeling.evaluation.frequency_bands import CountRange
 from drill.report.results.ledger import Row
 from drill.report.results.runs import RunSummary
-from drill.report.tables.result_tables import grouped
+from drill.report.tables.result_tables import Result, grouped
 
 COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of plots.css
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
@@ -81,23 +80,27 @@ class Curve:
 
     epochs: Sequence[Point]
     seconds: Sequence[Point]
+    device: str | None = None
     averaged_from: float | None = None  # the first epoch of averaged weights
     training: Sequence[Point] = ()  # training perplexity by epoch
 
     @classmethod
-    def of_run(cls, run: RunSummary) -> "Curve":
+    def of(cls, result: Result) -> "Curve":
+        if isinstance(result, Row):
+            return cls(
+                [
+                    (each[0] or 0.0, math.nan if each[1] is None else each[1])
+                    for each in result.curve
+                ],
+                best_so_far((each[3], each[1]) for each in result.validations if len(each) > 3),
+                result.device,
+            )
         return cls(
-            [(each.done, each.valid) for each in run.validations],
-            best_so_far((each.elapsed, each.valid) for each in run.validations),
-            next((each.done for each in run.curve if each.averaged), None),
-            [(each.done, each.train) for each in run.training if each.train is not None],
-        )
-
-    @classmethod
-    def of_row(cls, row: Row) -> "Curve":
-        return cls(
-            [(each[0] or 0.0, math.nan if each[1] is None else each[1]) for each in row.curve],
-            best_so_far((each[3], each[1]) for each in row.validations if len(each) > 3),
+            [(each.done, each.valid) for each in result.validations],
+            best_so_far((each.elapsed, each.valid) for each in result.validations),
+            result.device,
+            next((each.done for each in result.curve if each.averaged), None),
+            [(each.done, each.train) for each in result.training if each.train is not None],
         )
 
 
@@ -179,7 +182,7 @@ def training_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
     )
 
 
-def time_figure(curves: Curves, look: Mapping[str, str], devices: Iterable[str]) -> Figure | None:
+def time_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
     """The lowest validation perplexity so far by time of training.
 
     A seed that ends before the others keeps its lowest.
@@ -196,13 +199,14 @@ def time_figure(curves: Curves, look: Mapping[str, str], devices: Iterable[str])
         name: [[(x / size, y) for x, y in _until(ends[name], each.seconds)] for each in group]
         for name, group in curves.items()
     }
-    measured = list(dict.fromkeys(devices))
+    devices = dict.fromkeys(each.device for group in curves.values() for each in group)
+    measured = ", ".join(filter(None, devices))
     return _line_figure(
         "Lowest validation perplexity by time",
         (f"{unit} of training", "lowest validation perplexity so far"),
         lines,
         look,
-        [f"Measured on {', '.join(measured)}."] if measured else [],
+        [f"Measured on {measured}."] if measured else [],
     )
 
 
@@ -301,46 +305,21 @@ def reliability_figure(calibration: Mapping[str, Calibration], look: Mapping[str
 # -- bars -----------------------------------------------------------------------------------------
 
 
-def bands_figure(bands: Mapping[str, Sequence[Band]], look: Mapping[str, str]) -> Figure | None:
-    """Mean loss by how often a word occurs in the training text."""
-    caption = "How often a word occurs in the training text, and what it costs to predict it."
-    title = "Mean loss by training count"
-    return _bar_figure(title, "nats per token", bands, "mean_loss", look, caption)
-
-
-def changes_figure(
-    changes: Mapping[str, Sequence[BandChange]], look: Mapping[str, str], base: str
-) -> Figure | None:
-    """The change of loss against ``base``, over tokens."""
-    title, axis = f"Loss against {base} by training count", "% change of loss, over tokens"
-    caption = f"Change of loss against {base}; below zero is better."
-    return _bar_figure(title, axis, changes, "by_tokens", look, caption)
-
-
-def norm_figures(
-    norms: Mapping[str, Sequence[NormBand]], look: Mapping[str, str]
-) -> Iterator[Figure | None]:
-    """Mean norms of E and of g_out(E) by how often a label occurs in the training text."""
-    for key, name in (("embedding", "E"), ("output", "g_out(E)")):
-        title, axis = f"Norm of {name} by training count", f"mean norm in {name}"
-        yield _bar_figure(title, axis, norms, key, look, f"{title}.")
-
-
-def _bar_figure(
-    title: str,
+def bar_figure(
+    what: str,
     axis: str,
     bands: Mapping[str, Sequence[CountRange]],
     key: str,
     look: Mapping[str, str],
-    caption: str,
+    caption: str = "",
 ) -> Figure | None:
-    """A bar for the attribute ``key`` of every band."""
+    """A bar for the attribute ``key`` of every band of training counts."""
     rows = [
         [name, band.label, _number(value)]
         for name, group in bands.items()
         for band in group
         if math.isfinite(value := getattr(band, key))
     ]
-    legend = [(name, look[name]) for name in bands]
-    columns = ["run", "training count", axis]
+    title, legend = f"{what} by training count", [(name, look[name]) for name in bands]
+    columns, caption = ["run", "training count", axis], caption or f"{title}."
     return Figure(title, legend, columns, rows, caption, kind="bars") if rows else None

@@ -215,16 +215,15 @@ def _each(
 
 
 def _curves(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
-    curves = {run.name: [Curve.of_run(run)] for run in runs}
+    curves = {run.name: [Curve.of(run)] for run in runs}
     yield "figure", figures.epochs_figure(curves, look)
     yield "figure", figures.training_figure(curves, look)
     yield "table", ("Validation perplexity by epoch", result_tables.epochs_table(runs))
 
 
 def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
-    curves = {run.name: [Curve.of_run(run)] for run in runs}
-    figure = figures.time_figure(curves, look, [run.device for run in runs if run.device])
-    if figure is not None:
+    curves = {run.name: [Curve.of(run)] for run in runs}
+    if (figure := figures.time_figure(curves, look)) is not None:
         yield "figure", figure
         best = min(y for (curve,) in curves.values() for _, y in curve.seconds if y > 0.0)
         caption = "Time to the first validation at or below a perplexity"
@@ -239,12 +238,16 @@ def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
 
 
 def _bands(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
-    yield "figure", figures.bands_figure(text.losses, look)
+    bar, nats = figures.bar_figure, "nats per token"
+    caption = "How often a word occurs in the training text, and what it costs to predict it."
+    yield "figure", bar("Mean loss", nats, text.losses, "mean_loss", look, caption)
     yield "table", ("Loss by training count", band_tables.bands_table(text))
     if text.changes:
         base = next(iter(text.losses))
-        yield "figure", figures.changes_figure(text.changes, look, base)
-        yield "table", (f"Loss against {base}", band_tables.changes_table(text))
+        what, axis = f"Loss against {base}", "% change of loss, over tokens"
+        caption = f"Change of loss against {base}; below zero is better."
+        yield "figure", bar(what, axis, text.changes, "by_tokens", look, caption)
+        yield "table", (what, band_tables.changes_table(text))
 
 
 def _calibration(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
@@ -256,7 +259,9 @@ def _calibration(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
 
 def _labels(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
     if text.norms:
-        yield from (("figure", figure) for figure in figures.norm_figures(text.norms, look))
+        for key, name in (("embedding", "E"), ("output", "g_out(E)")):
+            what, axis = f"Norm of {name}", f"mean norm in {name}"
+            yield "figure", figures.bar_figure(what, axis, text.norms, key, look)
         yield "table", ("Norms by training count", band_tables.norms_table(text.norms))
         yield "table", ("Nearest labels", band_tables.nearest_table(text.nearest))
 
@@ -278,12 +283,11 @@ def _ledgers(ledgers: Sequence[tuple[str, Sequence[ledger.Row]]]) -> Iterator[Bl
         for corpus, results in by_corpus([row for row in rows if row.curve[1:]]).items():
             groups = grouped(results)
             labels = result_tables.group_labels(groups)
-            curves = {labels[key]: [Curve.of_row(row) for row in groups[key]] for key in groups}
+            curves = {labels[key]: [Curve.of(row) for row in groups[key]] for key in groups}
             look = figures.assign_styles([name] for name in curves)
-            devices = [row.device for row in results if row.device]
             yield "heading", corpus or "unknown corpus"
             yield "figure", figures.epochs_figure(curves, look)
-            yield "figure", figures.time_figure(curves, look, devices)
+            yield "figure", figures.time_figure(curves, look)
         if rows:
             yield "table", (path, result_tables.runs_table(rows))
         if any(row.evaluations for row in rows):

@@ -43,10 +43,9 @@ def stage_figures(states: States, stage: str) -> list[Figure]:
         return []
     rows = [row for row in states.plan.rows if stage in row.stages]
     results = {row.name: [*finished_results(states, row, stage).values()] for row in rows}
-    curves = {name: [Curve.of_row(each) for each in group] for name, group in results.items()}
+    curves = {name: [Curve.of(each) for each in group] for name, group in results.items()}
     look = assign_styles([name] for name in results)
-    devices = [each.device for group in results.values() for each in group if each.device]
-    found = [time_figure(curves, look, devices)]
+    found = [time_figure(curves, look)]
     if any(each.epochs > 1 for group in results.values() for each in group):
         found.append(epochs_figure(curves, look))
     return [figure for figure in found if figure is not None]
