@@ -15,7 +15,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from drill.cli.evaluation import dynamic_and_cache
+from drill.cli.evaluation import evaluate
 from drill.language_modeling.evaluation import cache_pointer, dynamic_evaluation
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
@@ -168,12 +168,12 @@ def test_the_defaults_are_the_published_ones():
     """Dynamic evaluation: lr 5e-5, decay 0.002, epsilon 2e-5, segments of 5, batch size 100."""
     published = {"lr": 5e-5, "lamb": 0.002, "epsilon": 2e-5, "bptt": 5}
     names = {"lamb": "decay", "bptt": "segment_length"}
-    function, command = map(_parameters, (dynamic_perplexity, dynamic_and_cache.dynamic))
+    function, command = map(_parameters, (dynamic_perplexity, evaluate.dynamic))
     for name, value in published.items():
         assert function[name].default == command[names.get(name, name)].default == value
     gathered = _parameters(gradient_statistics)
     assert (gathered["batch_size"].default, gathered["bptt"].default) == (100, 5)
-    function, command = map(_parameters, (cache_perplexity, dynamic_and_cache.cache))
+    function, command = map(_parameters, (cache_perplexity, evaluate.cache))
     for name, option in {
         "window": "window",
         "theta": "theta",

@@ -7,8 +7,7 @@ import typer
 from drill import __version__
 from drill.cli.data import data
 from drill.cli.demo import demo
-from drill.cli.evaluation.dynamic_and_cache import cache, dynamic
-from drill.cli.evaluation.evaluate import evaluate
+from drill.cli.evaluation.evaluate import cache, dynamic, evaluate
 from drill.cli.generate import generate, score
 from drill.cli.listings import layers, recipes, settings
 from drill.cli.play import play

@@ -83,6 +83,13 @@ def given(context: typer.Context) -> list[str]:
     return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
 
 
+def check_one_text(split: list[Split] | None, own: object, option: str) -> None:
+    if split and own is not None:
+        raise SettingsError(
+            f"is a split of the run's corpus; leave it or {option} out", key="--split"
+        )
+
+
 # -- lines of input -------------------------------------------------------------------------------
 
 CHUNK = 1 << 16  # bytes read at a time, some hundred lines

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from drill.cli.display import Counter, note, table_text
 from drill.cli.generate import note_if_unk_is_untrained
-from drill.cli.options import ZERO_PROBABILITY, Precision, Weights, as_settings_error
+from drill.cli.options import (
+    ZERO_PROBABILITY,
+    Precision,
+    Split,
+    Weights,
+    as_settings_error,
+    check_one_text,
+)
 from drill.data import EOS, UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
@@ -91,20 +98,27 @@ def text_name(row: Row) -> str:
 @contextmanager
 def evaluation(
     folder: Path,
-    split: Sequence[str] | None,
+    split: list[Split] | None,
     text: Path | None,
     weights: Weights,
     precision: Precision,
     device: str,
     as_json: bool,
     *,
-    dynamic: bool = False,
+    adaptive: str = "",
 ) -> Iterator[Evaluation]:
-    """Load a run and its texts; products have its precision, but not bfloat16 if ``dynamic``."""
+    """Load a run and its texts; ``adaptive`` names an evaluation that needs a state."""
+    check_one_text(split, text, "--text")
     run = load_run(folder, weights, device)
+    if adaptive and not run.model.encoder.carries_state:
+        raise SettingsError(
+            f"{adaptive} needs an encoder that carries a state from segment to segment",
+            key=str(run.folder.path),
+            hint="use `drill evaluate`",
+        )
     place = torch.device(next(run.model.parameters()).device)
     chosen = precision or run.settings.training["precision"]
-    if dynamic:
+    if adaptive == "dynamic evaluation":
         chosen = for_dynamic_evaluation(chosen, place)
     with (
         matmul_precision(chosen, place) as autocast,
