@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from drill.cli.display import Counter
 from drill.errors import DataError, SettingsError
@@ -84,15 +84,13 @@ DEMO = "demo-drill"  # a recipe for own text
 def data(
     corpus: Annotated[
         str | None,
-        typer.Argument(metavar="CORPUS", help="A name, a folder or a file; lists all if left out."),
+        Argument(metavar="CORPUS", help="A name, a folder or a file; lists all if left out."),
     ] = None,
-    min_count: Annotated[
-        int, typer.Option(min=1, help="Language models: rarer words become <unk>.")
-    ] = 1,
+    min_count: Annotated[int, Option(min=1, help="Language models: rarer words become <unk>.")] = 1,
     source: Annotated[
-        str | None, typer.Option(help="Translators: source language; by file names.")
+        str | None, Option(help="Translators: source language; by file names.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="Translators: target language.")] = None,
+    target: Annotated[str | None, Option(help="Translators: target language.")] = None,
 ) -> None:
     """Find or download a corpus and count it, or list all."""
     from drill.data.parallel.corpora import PARALLEL_NAMES
@@ -100,9 +98,9 @@ def data(
 
     if corpus is None:
         for line in listed():
-            typer.echo(line)
+            echo(line)
         folders = " and ".join(map(str, data_folders()))
-        typer.echo(f"searched in {folders}; set DRILL_DATA to another folder")
+        echo(f"searched in {folders}; set DRILL_DATA to another folder")
         return
     from drill.data import read_corpus, read_parallel_corpus
 
@@ -124,7 +122,7 @@ def data(
             f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
             for side in ("source", "target")
         )
-        typer.echo(f"{corpus}: {of}pairs {sizes}; training words {words}")
+        echo(f"{corpus}: {of}pairs {sizes}; training words {words}")
         return
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
         raise DataError(
@@ -138,14 +136,14 @@ def data(
         found, vocabulary = read_corpus(corpus, min_count=min_count, progress=progress)
         ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
-    typer.echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
+    echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
     if found.closed:
         return
     demo = recipe(DEMO).data["min_count"]
     remark = share_of_unknown(found, vocabulary, ids, min_count)
-    typer.echo(
+    echo(
         f"counted with --min-count {min_count}; `drill train` takes the recipe's "
         f"data.min_count, {demo} in {DEMO}"
     )
     if remark is not None:
-        typer.echo(remark)
+        echo(remark)

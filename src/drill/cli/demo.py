@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Exit, Option
 
 from drill.cli import options
 from drill.cli.display import TrainingDisplay, console, note, plain_table
@@ -30,11 +30,11 @@ PROMPTS = ("In the beginning", "The king said to", "Blessed are")
 
 def demo(
     runs: options.Runs = Path("runs"),
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML page to write.")] = Path(
+    out: Annotated[Path, Option("--out", "-o", help="The HTML page to write.")] = Path(
         "runs/demo.html"
     ),
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs per model; the recipe's by default.")
+        int | None, Option(min=1, help="Epochs per model; the recipe's by default.")
     ] = None,
 ) -> None:
     """Train tied weights and the paper's layer, and compare them.
@@ -71,7 +71,7 @@ def demo(
             )
         if not outcome.finished or outcome.interrupted:
             note("stopped; all is saved, the same command resumes")
-            raise typer.Exit(130)
+            raise Exit(130)
         trained[name] = load_run(runs / name, device="cpu")
 
     note("reading the test books")

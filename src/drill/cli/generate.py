@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from drill.cli import options
 from drill.cli.display import note
@@ -32,27 +33,23 @@ COLUMNS = ("log p", "tokens", "unknown", "perplexity", "text")
 
 def generate(
     run: options.Run,
-    prompt: Annotated[str, typer.Option(help="Text to continue, words separated by spaces.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 100,
+    prompt: Annotated[str, Option(help="Text to continue, words separated by spaces.")] = "",
+    max_new_tokens: Annotated[int, Option(min=1, help="Maximum number of new tokens.")] = 100,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy decoding.")
+        float, Option(min=0.0, help="Sampling temperature; 0 is greedy decoding.")
     ] = 1.0,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")
+        int | None, Option(min=1, help="Sample from the k most probable tokens.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            help="Nucleus sampling: the smallest set of tokens whose probability reaches p."
-        ),
+        Option(help="Nucleus sampling: the smallest set of tokens whose probability reaches p."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1,
-    allow_unk: Annotated[
-        bool, typer.Option("--allow-unk", help=f"Allow {UNK} to be generated.")
-    ] = False,
+    seed: Annotated[int | None, Option(min=0, help="Random seed.")] = None,
+    samples: Annotated[int, Option(min=1, help="Number of texts.")] = 1,
+    allow_unk: Annotated[bool, Option("--allow-unk", help=f"Allow {UNK} to be generated.")] = False,
     echo: Annotated[
-        bool, typer.Option("--echo/--no-echo", help="Print the prompt before each text.")
+        bool, Option("--echo/--no-echo", help="Print the prompt before each text.")
     ] = True,
     weights: options.Weights = None,
     device: options.Device = "auto",
@@ -94,8 +91,8 @@ def score(
     run: options.Run,
     file: options.Lines = None,
     as_json: options.Json = False,
-    words: Annotated[bool, typer.Option("--words", help="Also print log p of every word.")] = False,
-    header: Annotated[bool, typer.Option("--header", help="Print the column names first.")] = False,
+    words: Annotated[bool, Option("--words", help="Also print log p of every word.")] = False,
+    header: Annotated[bool, Option("--header", help="Print the column names first.")] = False,
     weights: options.Weights = None,
     device: options.Device = "auto",
 ) -> None:

@@ -11,8 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-import typer
 from rich.console import Console
+from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import plain_table
@@ -45,20 +45,20 @@ def recipes(as_json: options.Json = False) -> None:
     """
     found = [_listed(name) for name in recipe_names()]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
         return
     names = max(len(each["name"]) for each in found)
     lengths = max(len(_length(each)) for each in found)
     for corpus, device in CORPUS_DEVICES.items():
         of_corpus = [each for each in found if each["corpus"] == corpus]
         task = "translators" if of_corpus[0]["task"] == "translation" else "language models"
-        typer.echo(f"{corpus}: {task}, {'any CPU' if device == CPU else 'NVIDIA GPU'}")
+        echo(f"{corpus}: {task}, {'any CPU' if device == CPU else 'NVIDIA GPU'}")
         for each in of_corpus:
             start = f"  {each['name']:{names}}  {_length(each):{lengths}}  "
             indent = " " * len(start)
-            typer.echo(textwrap.fill(start + each["about"], WIDTH, subsequent_indent=indent))
-        typer.echo()
-    typer.echo("Train one with `drill train RECIPE`; `drill settings RECIPE` lists its settings.")
+            echo(textwrap.fill(start + each["about"], WIDTH, subsequent_indent=indent))
+        echo()
+    echo("Train one with `drill train RECIPE`; `drill settings RECIPE` lists its settings.")
 
 
 def _listed(name: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Setting(NamedTuple):
 def settings(
     recipe: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="RECIPE",
             help="A recipe name, a .toml file or a run folder.",
             autocompletion=options.recipes_from,
@@ -132,7 +132,7 @@ def settings(
     name = os.path.join(recipe, "recipe.toml") if os.path.isdir(recipe) else recipe
     rows = list(_rows(read_recipe(name, change or ())))
     if as_json:
-        typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
     cells = [Setting(r.key, _toml(r.value), _toml(r.default), *r[3:]) for r in rows]
     cells.insert(0, Setting(*Setting._fields)._replace(key="setting"))
@@ -140,7 +140,7 @@ def settings(
     widths.append(26)  # a few types are longer
     for row in cells:
         padded = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
-        typer.echo("  ".join([*padded, row.description]))
+        echo("  ".join([*padded, row.description]))
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
@@ -239,18 +239,18 @@ of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state
 
 
 def layers(
-    vocabulary: Annotated[int, typer.Option(min=2, max=10**8, help="V, vocabulary size.")] = 10_000,
+    vocabulary: Annotated[int, Option(min=2, max=10**8, help="V, vocabulary size.")] = 10_000,
     width: Annotated[
-        int, typer.Option("--embedding-dim", min=1, max=10**5, help="d, size of the embeddings.")
+        int, Option("--embedding-dim", min=1, max=10**5, help="d, size of the embeddings.")
     ] = 400,
     hidden: Annotated[
-        int | None, typer.Option("--hidden-size", min=1, max=10**5, help="d_h; d by default.")
+        int | None, Option("--hidden-size", min=1, max=10**5, help="d_h; d by default.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=10**6, help="N, tokens per step.")] = 1_400,
-    depth: Annotated[int, typer.Option(min=0, max=1000, help="Depth of deep-residual.")] = 4,
-    experts: Annotated[int, typer.Option(min=1, max=1000, help="Experts of mixture and doc.")] = 15,
+    tokens: Annotated[int, Option(min=1, max=10**6, help="N, tokens per step.")] = 1_400,
+    depth: Annotated[int, Option(min=0, max=1000, help="Depth of deep-residual.")] = 4,
+    experts: Annotated[int, Option(min=1, max=1000, help="Experts of mixture and doc.")] = 15,
     joint: Annotated[
-        int | None, typer.Option(min=1, max=10**5, help="Joint size of dual; d by default.")
+        int | None, Option(min=1, max=10**5, help="Joint size of dual; d by default.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -278,7 +278,7 @@ def layers(
     if as_json:
         sizes = {"vocabulary": vocabulary, "width": width, "hidden": hidden, "tokens": tokens}
         sizes |= {"depth": depth, "experts": experts, "joint": joint}
-        typer.echo(json.dumps({**sizes, "layers": rows}, indent=2))
+        echo(json.dumps({**sizes, "layers": rows}, indent=2))
         return
     headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
     cells = [

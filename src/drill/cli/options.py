@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Context, Option
 
 from drill.errors import DataError, DrillError, SettingsError
 from drill.files import BYTE_ORDER_MARK, UNPACKING_FAULTS
@@ -22,42 +22,38 @@ class Split(StrEnum):  # typer has no lists of literals
     test = "test"
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Runs = Annotated[Path, typer.Option("--runs", help="The folder of all run folders.")]
+Run = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+Runs = Annotated[Path, Option("--runs", help="The folder of all run folders.")]
 Lines = Annotated[
     Path | None,
-    typer.Argument(metavar="FILE", help="One sentence per line; standard input by default."),
+    Argument(metavar="FILE", help="One sentence per line; standard input by default."),
 ]
 Weights = Annotated[
     Literal["averaged", "best", "last"] | None,
-    typer.Option(help="Which checkpoint to load; the best by default."),
+    Option(help="Which checkpoint to load; the best by default."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")]
 Precision = Annotated[
     Literal["auto", "float32", "tf32", "bfloat16"] | None,
-    typer.Option(help="Precision of matrix products; the run's by default."),
+    Option(help="Precision of matrix products; the run's by default."),
 ]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show progress about once a minute only.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show progress about once a minute only.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="Change a setting, e.g. layer.depth=2; repeatable. See `drill settings RECIPE`.",
     ),
 ]
-Beam = Annotated[
-    int | None, typer.Option(min=1, help="Translators: beam width; the run's by default.")
-]
+Beam = Annotated[int | None, Option(min=1, help="Translators: beam width; the run's by default.")]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(help="Translators: exponent of the length penalty; the run's by default."),
+    Option(help="Translators: exponent of the length penalty; the run's by default."),
 ]
 BatchTokens = Annotated[
-    int, typer.Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
+    int, Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
 ]
 
 
@@ -77,7 +73,7 @@ def as_settings_error() -> Iterator[None]:
         raise SettingsError(str(error)) from error
 
 
-def given(context: typer.Context) -> list[str]:
+def given(context: Context) -> list[str]:
     """Names of the parameters that the command line gives."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]

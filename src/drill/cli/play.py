@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.errors import RunFolderError, SettingsError
@@ -18,11 +18,9 @@ HOST = "127.0.0.1"
 def play(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN", help="Run folders, or folders of runs for their training curves."
-        ),
+        Argument(metavar="RUN", help="Run folders, or folders of runs for their training curves."),
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free port.")] = 8765,
     weights: options.Weights = None,
     device: options.Device = "cpu",
 ) -> None:
@@ -51,7 +49,7 @@ def play(
             raise SettingsError(
                 f"{port}: {error.strerror}", key="--port", hint="take another one, or 0"
             ) from None
-        typer.echo(f"http://{HOST}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
+        echo(f"http://{HOST}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
         config = uvicorn.Config(
             server.app(), log_level="warning", server_header=False, timeout_graceful_shutdown=1
         )
@@ -83,7 +81,7 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     names = distinct_names(list(found))
     players: list[Player] = []
     for place, path in found.items():
-        typer.echo(f"loading {path}", err=True)
+        echo(f"loading {path}", err=True)
         run = load(path, weights, device)
         if isinstance(run, LanguageModelRun):
             players.append(LanguageModelPlayer(names[place], run))

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option, echo
 
 from drill.cli import options
 from drill.cli.display import Counter, TrainingDisplay, as_drill_error, note
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def train(
     recipes: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="RECIPE",
             help="Recipe names, .toml files, or run folders to resume.",
             autocompletion=options.recipes_from,
@@ -32,11 +32,11 @@ def train(
     ],
     change: options.Set = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the run folder; the recipe's name by default.")
+        str | None, Option(help="Name of the run folder; the recipe's name by default.")
     ] = None,
     seed: Annotated[
         list[int] | None,
-        typer.Option("--seed", help="Random seed (training.seed); repeatable, one run each."),
+        Option("--seed", help="Random seed (training.seed); repeatable, one run each."),
     ] = None,
     runs: options.Runs = Path("runs"),
     device: options.Device = "auto",
@@ -93,7 +93,7 @@ def train(
             _train(settings, folder, device, quiet)
     if failed:
         note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def finetune(
     run: options.Run,
     change: options.Set = None,
     name: Annotated[
-        str | None, typer.Option(help="The new folder next to RUN; RUN-finetune by default.")
+        str | None, Option(help="The new folder next to RUN; RUN-finetune by default.")
     ] = None,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -171,7 +171,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None
         if outcome.finished and outcome.out_of_time and not quiet:
             note("ended by training.max_minutes; set a larger one to continue")
     if not outcome.finished or outcome.interrupted:
-        raise typer.Exit(130)
+        raise Exit(130)
 
 
 def _is_main_process() -> bool:
@@ -193,7 +193,7 @@ def note_if_interrupted(folder: Path) -> Iterator[None]:
                 if saved
                 else "stopped before training had anything to save"
             )
-        raise typer.Exit(130) from None
+        raise Exit(130) from None
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def _print_outcome(outcome: "Outcome", folder: Path) -> None:
         tested = f"perplexity {outcome.test.perplexity:.2f}"
         if outcome.test.bits_per_byte is not None:
             tested += f", {outcome.test.bits_per_byte:.4f} bits per byte"
-    typer.echo(
+    echo(
         f"{folder}: valid perplexity {outcome.valid.perplexity:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "
         f"{duration(outcome.elapsed)} in total"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import note
@@ -22,38 +22,33 @@ def translate(
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Greedy decoding instead of beam search.")
+        bool, Option("--greedy", help="Greedy decoding instead of beam search.")
     ] = False,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sampling instead of beam search.")
-    ] = False,
-    n_best: Annotated[int, typer.Option(min=1, help="Number of translations per line.")] = 1,
+    sample: Annotated[bool, Option("--sample", help="Sampling instead of beam search.")] = False,
+    n_best: Annotated[int, Option(min=1, help="Number of translations per line.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="With --sample: temperature; 1 by default.")
+        float | None, Option(min=0.0, help="With --sample: temperature; 1 by default.")
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="With --sample: only the k most probable tokens.")
+        int | None, Option(min=1, help="With --sample: only the k most probable tokens.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="With --sample: nucleus sampling, the smallest set of tokens whose probability "
             "reaches p."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="With --sample: random seed.")] = None,
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Print line number, score and text.")
-    ] = False,
+    seed: Annotated[int | None, Option(min=0, help="With --sample: random seed.")] = None,
+    scores: Annotated[bool, Option("--scores", help="Print line number, score and text.")] = False,
     as_json: options.Json = False,
     max_ratio: Annotated[
-        float,
-        typer.Option(help="Maximum length in subwords: max-ratio x source length + max-extra."),
+        float, Option(help="Maximum length in subwords: max-ratio x source length + max-extra.")
     ] = 1.0,
-    max_extra: Annotated[int, typer.Option(help="See --max-ratio.")] = 50,
+    max_extra: Annotated[int, Option(help="See --max-ratio.")] = 50,
     batch_tokens: options.BatchTokens = 4096,
     max_source: Annotated[
-        int, typer.Option(min=1, help="Truncate source lines to this many subwords.")
+        int, Option(min=1, help="Truncate source lines to this many subwords.")
     ] = 512,
     weights: options.Weights = None,
     precision: options.Precision = None,
@@ -125,10 +120,8 @@ def _written(number: int, found: list["Translation"], with_scores: bool, as_json
 
 def export(
     run: options.Run,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it.")],
-    positions: Annotated[
-        int, typer.Option(min=1, help="Maximum sentence length in subwords.")
-    ] = 1024,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Where to write it.")],
+    positions: Annotated[int, Option(min=1, help="Maximum sentence length in subwords.")] = 1024,
     weights: options.Weights = None,
 ) -> None:
     """Export a translator to Hugging Face transformers.
@@ -150,4 +143,4 @@ def export(
             loaded.model, loaded.subwords, folder, positions=positions, **searched
         )
     kind = "Marian" if loaded.model.transformer.norm == "post" else "Pegasus"
-    typer.echo(f"wrote {written}: a {kind} model with the {loaded.weights} weights")
+    echo(f"wrote {written}: a {kind} model with the {loaded.weights} weights")

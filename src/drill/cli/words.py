@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import Counter
@@ -25,24 +25,23 @@ RANKS = ("rank", "median_rank", "mass")
 def words(
     run: options.Run,
     glosses: Annotated[
-        list[str] | None, typer.Argument(metavar="GLOSS", help="What each WORD means.")
+        list[str] | None, Argument(metavar="GLOSS", help="What each WORD means.")
     ] = None,
     add: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORD [GLOSS]", help="A new word, and what it means; repeatable."),
+        Option(metavar="WORD [GLOSS]", help="A new word, and what it means; repeatable."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="New words, one a line: the word, a tab, what it means.")
+        Path | None, Option(help="New words, one a line: the word, a tab, what it means.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Save the run with the new words in this folder.")
+        Path | None, Option(help="Save the run with the new words in this folder.")
     ] = None,
     score: Annotated[
-        Path | None, typer.Option(help="Score the lines of this file with the new words.")
+        Path | None, Option(help="Score the lines of this file with the new words.")
     ] = None,
     split: Annotated[
-        list[Split] | None,
-        typer.Option(help="Of held-out words: train, valid or test; repeatable."),
+        list[Split] | None, Option(help="Of held-out words: train, valid or test; repeatable.")
     ] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -73,9 +72,9 @@ def words(
     if score is None:
         for word, nearest in _nearest(added, new) if as_json or not quiet else ():
             if as_json:
-                typer.echo(json.dumps({"word": word, "nearest": nearest}, ensure_ascii=False))
+                echo(json.dumps({"word": word, "nearest": nearest}, ensure_ascii=False))
             else:
-                typer.echo(f"{word}: nearest {', '.join(nearest)}")
+                echo(f"{word}: nearest {', '.join(nearest)}")
     if out is not None:
         added.save(out)
     if score is not None:

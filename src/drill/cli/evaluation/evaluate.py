@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Context, Option
 
 from drill.cli import options
 from drill.cli.display import Counter, note
@@ -16,50 +16,48 @@ LANGUAGE_MODEL_OPTIONS = {"text", "batch_size", "losses"}
 TRANSLATOR_OPTIONS = {"beam", "length_penalty", "batch_tokens", "tokenize", "source", "reference"}
 
 SplitOption = Annotated[
-    list[Split] | None, typer.Option("--split", help="Repeatable; valid and test by default.")
+    list[Split] | None, Option("--split", help="Repeatable; valid and test by default.")
 ]
 TextOption = Annotated[
     Path | None,
-    typer.Option("--text", help="Language models: a text file to evaluate instead of a split."),
+    Option("--text", help="Language models: a text file to evaluate instead of a split."),
 ]
-SearchOption = Annotated[bool, typer.Option("--search", help="Tune on the validation split first.")]
+SearchOption = Annotated[bool, Option("--search", help="Tune on the validation split first.")]
 
 
 def evaluate(
-    context: typer.Context,
+    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Language models: sequences processed in parallel; those of training by default.",
         ),
     ] = None,
     losses: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Language models: write -log p of every token to this .npy file, for one split or "
             "text."
         ),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(help="Translators: a text file to translate, with --reference.")
+        Path | None, Option(help="Translators: a text file to translate, with --reference.")
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="Translators: the reference translation of --source.")
+        Path | None, Option(help="Translators: the reference translation of --source.")
     ] = None,
     beam: options.Beam = None,
     length_penalty: options.LengthPenalty = None,
     batch_tokens: options.BatchTokens = 4096,
     bands: Annotated[
-        bool,
-        typer.Option("--bands", help="Loss, or accuracy of translators, by frequency of words."),
+        bool, Option("--bands", help="Loss, or accuracy of translators, by frequency of words.")
     ] = False,
     tokenize: Annotated[
-        str | None,
-        typer.Option(help="Translators: sacreBLEU tokenizer; by target language by default."),
+        str | None, Option(help="Translators: sacreBLEU tokenizer; by target language by default.")
     ] = None,
     as_json: options.Json = False,
     weights: options.Weights = None,
@@ -118,25 +116,18 @@ def option_name(name: str) -> str:
 
 
 def dynamic(
-    context: typer.Context,
+    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
     search: SearchOption = False,
-    lr: Annotated[float, typer.Option(help="Learning rate of the gradient steps.")] = 5e-5,
-    decay: Annotated[
-        float, typer.Option(help="Decay of the weights towards the trained ones.")
-    ] = 0.002,
+    lr: Annotated[float, Option(help="Learning rate of the gradient steps.")] = 5e-5,
+    decay: Annotated[float, Option(help="Decay of the weights towards the trained ones.")] = 0.002,
     epsilon: Annotated[
-        float,
-        typer.Option("--eps", help="Added to the RMS of the gradients that steps are divided by."),
+        float, Option("--eps", help="Added to the RMS of the gradients that steps are divided by.")
     ] = 2e-5,
-    segment_length: Annotated[
-        int, typer.Option(min=1, help="Tokens between two gradient steps.")
-    ] = 5,
-    limit: Annotated[
-        int, typer.Option(min=10, help="Validation tokens that --search reads.")
-    ] = 30_000,
+    segment_length: Annotated[int, Option(min=1, help="Tokens between two gradient steps.")] = 5,
+    limit: Annotated[int, Option(min=10, help="Validation tokens that --search reads.")] = 30_000,
     as_json: options.Json = False,
     weights: options.Weights = None,
     precision: options.Precision = None,
@@ -219,27 +210,27 @@ def dynamic(
 
 
 def cache(
-    context: typer.Context,
+    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
     search: SearchOption = False,
-    window: Annotated[int, typer.Option(min=1, help="Size of the cache in words.")] = 500,
+    window: Annotated[int, Option(min=1, help="Size of the cache in words.")] = 500,
     theta: Annotated[
-        float, typer.Option(help="Scale of the similarity of hidden states; 0 counts words.")
+        float, Option(help="Scale of the similarity of hidden states; 0 counts words.")
     ] = 1.0,
     lambda_: Annotated[
-        float, typer.Option("--lambda", help="Weight of the cache in the mixture, 0 to 1.")
+        float, Option("--lambda", help="Weight of the cache in the mixture, 0 to 1.")
     ] = 0.1,
     published: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--published",
             help="No cache at the start of the text and of chunks, as in the released code.",
         ),
     ] = False,
     chunk: Annotated[
-        int, typer.Option(min=1, help="Tokens read at a time; --published skips by it.")
+        int, Option(min=1, help="Tokens read at a time; --published skips by it.")
     ] = 2000,
     as_json: options.Json = False,
     weights: options.Weights = None,

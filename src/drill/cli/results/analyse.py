@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import Counter, note
@@ -12,15 +12,15 @@ from drill.errors import SettingsError
 
 
 def analyse(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Run folders.")],
     word: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Show its nearest labels; repeatable. By default a word of each frequency band."
         ),
     ] = None,
     no_rank: Annotated[
-        bool, typer.Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
+        bool, Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
     ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -51,14 +51,14 @@ def analyse(
         found.add(name, run)
     if not as_json:
         for text in found.texts:
-            typer.echo(band_tables.bands_table(text).markdown())
+            echo(band_tables.bands_table(text).markdown())
             if text.changes:
-                typer.echo(band_tables.changes_table(text).markdown())
-            typer.echo(band_tables.calibration_table(text.calibration).markdown())
-            typer.echo(band_tables.reliability_table(text.calibration).markdown())
+                echo(band_tables.changes_table(text).markdown())
+            echo(band_tables.calibration_table(text.calibration).markdown())
+            echo(band_tables.reliability_table(text.calibration).markdown())
             if text.norms:
-                typer.echo(band_tables.norms_table(text.norms).markdown())
-                typer.echo(band_tables.nearest_table(text.nearest).markdown())
+                echo(band_tables.norms_table(text.norms).markdown())
+                echo(band_tables.nearest_table(text.nearest).markdown())
     ranks: dict[str, LogProbRank] = {}
     if not no_rank:
         for name, run in loaded.items():
@@ -85,7 +85,7 @@ def analyse(
                     row["nearest"] = [asdict(each) for each in text.nearest[name]]
                 if name in text.bits_per_byte:
                     row["bits_per_byte"] = text.bits_per_byte[name]
-                typer.echo(json_row(row | ({"rank": ranks[name]._asdict()} if ranks else {})))
+                echo(json_row(row | ({"rank": ranks[name]._asdict()} if ranks else {})))
         return
     if ranks:
         rows = [
@@ -103,4 +103,4 @@ def analyse(
             "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the "
             "released code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
         )
-        typer.echo(Table.of(rows, [remark]).markdown())
+        echo(Table.of(rows, [remark]).markdown())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import Counter, console, plain_table, printable
@@ -16,16 +16,15 @@ BATCH_SIZE, TOKENS_PER_STREAM = 20, 1000  # of a text: larger is faster and lose
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="RUN_A", help="The run to compare with.")],
-    b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The other run.")],
+    a: Annotated[Path, Argument(metavar="RUN_A", help="The run to compare with.")],
+    b: Annotated[Path, Argument(metavar="RUN_B", help="The other run.")],
     text: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="One sentence per line; the test text by default."),
+        Path | None, Option(metavar="FILE", help="One sentence per line; the test text by default.")
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Translations of the text, for translators.")
+        Path | None, Option(metavar="FILE", help="Translations of the text, for translators.")
     ] = None,
-    top: Annotated[int, typer.Option(min=0, help="Words to list on each side.")] = 10,
+    top: Annotated[int, Option(min=0, help="Words to list on each side.")] = 10,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     device: options.Device = "auto",
@@ -57,7 +56,7 @@ def compare(
         changed = [row for row in rows if sign * row["change"] > 0]
         found[name] = sorted(changed, key=lambda row: -sign * row["change"])[:top]
     if as_json:
-        typer.echo(json_row({"runs": [str(a), str(b)], **found}))
+        echo(json_row({"runs": [str(a), str(b)], **found}))
         return
     named = distinct_names([a.resolve(), b.resolve()])
     _print([named[a.resolve()], named[b.resolve()]], found)

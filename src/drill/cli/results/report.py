@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, echo
 
 from drill.cli import display, options
 from drill.errors import SettingsError
@@ -17,25 +17,25 @@ LEDGER = "ledger.jsonl"  # next to the run folders
 
 
 def report(
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Run folders.")] = None,
-    ledger: Annotated[list[Path] | None, typer.Option(help="A ledger; repeatable.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(PAGE),
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "Runs",
+    runs: Annotated[list[Path] | None, Argument(metavar="RUN", help="Run folders.")] = None,
+    ledger: Annotated[list[Path] | None, Option(help="A ledger; repeatable.")] = None,
+    out: Annotated[Path, Option("--out", "-o", help="The page to write.")] = Path(PAGE),
+    title: Annotated[str, Option(help="Title of the page.")] = "Runs",
     bands: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--bands",
             help="Add loss by word frequency, calibration and label vectors, or accuracy of words "
             "of translators.",
         ),
     ] = False,
     samples: Annotated[
-        int, typer.Option(min=0, help="Language models: number of generated texts to show.")
+        int, Option(min=0, help="Language models: number of generated texts to show.")
     ] = 0,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown tables, write no page.")
+        bool, Option("--markdown", help="Print Markdown tables, write no page.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Of --bands and --samples: auto, cpu, ...")] = "auto",
+    device: Annotated[str, Option(help="Of --bands and --samples: auto, cpu, ...")] = "auto",
 ) -> None:
     """Write one self-contained page about runs and ledgers.
 
@@ -63,7 +63,7 @@ def report(
     if as_markdown and (bands or samples):
         raise SettingsError("cannot be combined with --bands or --samples", key="--markdown")
     if as_markdown:
-        typer.echo(markdown(folders, ledger or []))
+        echo(markdown(folders, ledger or []))
         return
     check_replaceable(out)
     found = RunComparison(say=display.note)
@@ -95,16 +95,16 @@ def report(
         samples=found.samples,
         title=title,
     )
-    typer.echo(f"{verb} {page}")
+    echo(f"{verb} {page}")
 
 
 def record(
     run: options.Run,
     ledger: Annotated[
-        Path | None, typer.Option(help=f"The ledger; {LEDGER} next to RUN by default.")
+        Path | None, Option(help=f"The ledger; {LEDGER} next to RUN by default.")
     ] = None,
-    note: Annotated[str, typer.Option(help="A remark to store with the result.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Add a result a second time.")] = False,
+    note: Annotated[str, Option(help="A remark to store with the result.")] = "",
+    force: Annotated[bool, Option("--force", help="Add a result a second time.")] = False,
 ) -> None:
     """Add the result of a run to a ledger.
 
@@ -123,7 +123,7 @@ def record(
     if (bleu := row.extra.get("bleu")) is not None:  # of a translator
         figures.append(("test BLEU", bleu))
     scores = ", ".join(f"{name} {numbers.perplexity(value)}" for name, value in figures)
-    typer.echo(f"added {row.name} to {ledger}: {scores}")
+    echo(f"added {row.name} to {ledger}: {scores}")
 
 
 def _run_folders(given: list[Path]) -> list[Path]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option, echo
 
 from drill.cli import options
 from drill.cli.display import console, note
@@ -11,37 +11,34 @@ from drill.errors import SettingsError
 
 
 def study(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan in TOML.")],
+    plan: Annotated[Path, Argument(metavar="PLAN", help="A plan in TOML.")],
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Wall-clock budget; unlimited by default.")
+        float | None, Option(min=0, help="Wall-clock budget; unlimited by default.")
     ] = None,
     status: Annotated[
-        bool, typer.Option("--status", help="Print the state of all jobs; run nothing.")
+        bool, Option("--status", help="Print the state of all jobs; run nothing.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Print the results in Markdown; run nothing.")
+        bool, Option("--report", help="Print the results in Markdown; run nothing.")
     ] = False,
     html: Annotated[
-        Path | None,
-        typer.Option(help="With --report: write an HTML page with learning curves instead."),
+        Path | None, Option(help="With --report: write an HTML page with learning curves instead.")
     ] = None,
     time_to: Annotated[
         list[float] | None,
-        typer.Option(help="With --report: time to this validation perplexity; repeatable."),
+        Option(help="With --report: time to this validation perplexity; repeatable."),
     ] = None,
     runs: options.Runs = Path("runs"),
     ledger: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="The ledger; results/NAME.jsonl by default, here or next to the plan's folder."
         ),
     ] = None,
     device: options.Device = "auto",
-    parallel: Annotated[int, typer.Option(min=1, help="Number of jobs at a time.")] = 1,
-    row: Annotated[
-        list[str] | None, typer.Option("--row", help="Only this row; repeatable.")
-    ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Run failed jobs again.")] = False,
+    parallel: Annotated[int, Option(min=1, help="Number of jobs at a time.")] = 1,
+    row: Annotated[list[str] | None, Option("--row", help="Only this row; repeatable.")] = None,
+    retry: Annotated[bool, Option("--retry", help="Run failed jobs again.")] = False,
 ) -> None:
     """Run the missing jobs of a plan: rows x seeds x stages.
 
@@ -67,9 +64,9 @@ def study(
     if report:
         states = States(wanted, results, None)
         if html is None:
-            typer.echo(study_report(states, time_to or ()))
+            echo(study_report(states, time_to or ()))
         else:
-            typer.echo(f"wrote {write_study_page(states, html, time_to or ())}")
+            echo(f"wrote {write_study_page(states, html, time_to or ())}")
         return
     if status:
         console().print(status_table(States(wanted, results, runs)))
@@ -85,7 +82,7 @@ def study(
         say=note,
     ).run()
     if any(states.state(job) == FAILED for job in wanted.jobs()):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def default_ledger(plan: Path, name: str) -> Path:
