@@ -38,14 +38,9 @@ def generate(
     temperature: Annotated[
         float, Option(min=0.0, help="Sampling temperature; 0 is greedy decoding.")
     ] = 1.0,
-    top_k: Annotated[
-        int | None, Option(min=1, help="Sample from the k most probable tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        Option(help="Nucleus sampling: the smallest set of tokens whose probability reaches p."),
-    ] = None,
-    seed: Annotated[int | None, Option(min=0, help="Random seed.")] = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
     samples: Annotated[int, Option(min=1, help="Number of texts.")] = 1,
     allow_unk: Annotated[bool, Option("--allow-unk", help=f"Allow {UNK} to be generated.")] = False,
     echo: Annotated[

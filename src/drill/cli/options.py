@@ -55,6 +55,12 @@ LengthPenalty = Annotated[
 BatchTokens = Annotated[
     int, Option(min=1, help="Translators: subwords per batch; fewer need less memory.")
 ]
+TopK = Annotated[int | None, Option(min=1, help="Sampling: only the k most probable tokens.")]
+TopP = Annotated[
+    float | None,
+    Option(help="Nucleus sampling: the smallest set of tokens whose probability reaches p."),
+]
+Seed = Annotated[int | None, Option(min=0, help="Sampling: random seed.")]
 
 
 def recipes_from(start: str) -> list[str]:

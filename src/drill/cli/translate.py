@@ -29,17 +29,9 @@ def translate(
     temperature: Annotated[
         float | None, Option(min=0.0, help="With --sample: temperature; 1 by default.")
     ] = None,
-    top_k: Annotated[
-        int | None, Option(min=1, help="With --sample: only the k most probable tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        Option(
-            help="With --sample: nucleus sampling, the smallest set of tokens whose probability "
-            "reaches p."
-        ),
-    ] = None,
-    seed: Annotated[int | None, Option(min=0, help="With --sample: random seed.")] = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
     scores: Annotated[bool, Option("--scores", help="Print line number, score and text.")] = False,
     as_json: options.Json = False,
     max_ratio: Annotated[
