@@ -27,28 +27,11 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
 )
 
-COMMANDS = (
-    demo,
-    train,
-    finetune,
-    evaluate,
-    dynamic,
-    cache,
-    generate,
-    score,
-    words,
-    translate,
-    export,
-    study,
-    report,
-    compare,
-    analyse,
-    play,
-    data,
-    recipes,
-    settings,
-    layers,
-)
+TRAIN = (demo, train, finetune)
+USE = (evaluate, dynamic, cache, generate, score, words, translate, export)
+RESULTS = (study, report, compare, analyse, play)
+LISTS = (data, recipes, settings, layers)
+COMMANDS = (*TRAIN, *USE, *RESULTS, *LISTS)
 for command in COMMANDS:
     app.command()(command)
 

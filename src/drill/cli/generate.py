@@ -12,13 +12,7 @@ from typer import Option
 
 from drill.cli import options
 from drill.cli.display import note
-from drill.cli.options import (
-    ZERO_PROBABILITY,
-    as_settings_error,
-    blocks_of_lines,
-    is_standard_input,
-    name_of,
-)
+from drill.cli.options import as_settings_error, is_standard_input, name_of
 from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -124,7 +118,7 @@ def print_scores(
         found = scored(
             loaded.model,
             loaded.vocabulary,
-            chain.from_iterable(blocks_of_lines(file)),
+            chain.from_iterable(options.blocks_of_lines(file)),
             lines_per_block=1 if interactive else 1024,
         )
         unknown: dict[str, None] = {}  # in the order of the text, each once
@@ -146,7 +140,7 @@ def print_scores(
             note_if_unk_is_untrained(loaded.vocabulary)
         if infinite:  # printed, but no success: see evaluation_rows
             raise DataError(
-                f"line {infinite}: the perplexity is infinite: {ZERO_PROBABILITY}",
+                f"line {infinite}: the perplexity is infinite: {options.ZERO_PROBABILITY}",
                 key=name_of(file),
             )
 

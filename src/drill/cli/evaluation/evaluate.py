@@ -140,16 +140,8 @@ def dynamic(
     al. 2018). Results are appended to RUN/evaluations.jsonl.
     """
     from drill.cli.evaluation.language_model import evaluation, perplexity_row
-    from drill.language_modeling.evaluation.dynamic_evaluation import (
-        check_dynamic_settings,
-        dynamic_perplexity,
-        dynamic_search,
-    )
-    from drill.language_modeling.evaluation.gradient_statistics import (
-        BATCH_SIZE,
-        gradient_statistics,
-        statistics_batch_size,
-    )
+    from drill.language_modeling.evaluation import dynamic_evaluation
+    from drill.language_modeling.evaluation import gradient_statistics as gradients
 
     _check_tuned(given(context), "lr", "decay")
     if precision == "bfloat16":
@@ -158,20 +150,20 @@ def dynamic(
         )
     with as_settings_error():
         names = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--eps:"}
-        check_dynamic_settings(lr, decay, epsilon, names)
+        dynamic_evaluation.check_dynamic_settings(lr, decay, epsilon, names)
     fixed: dict[str, Any] = {"epsilon": epsilon, "bptt": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, adaptive="dynamic evaluation") as (trained, texts, _, add):
         start, folder, tokens = time.monotonic(), trained.folder.path, len(trained.ids.train)
-        size = statistics_batch_size(tokens, segment_length)
-        if size < BATCH_SIZE:
+        size = gradients.statistics_batch_size(tokens, segment_length)
+        if size < gradients.BATCH_SIZE:
             note(
-                f"the training text has {tokens:,} tokens, too few for batch size {BATCH_SIZE} and "
-                f"segments of {segment_length + 1}: gradient statistics are taken at batch size "
-                f"{size}"
+                f"the training text has {tokens:,} tokens, too few for batch size "
+                f"{gradients.BATCH_SIZE} and segments of {segment_length + 1}: gradient "
+                f"statistics are taken at batch size {size}"
             )
         with Counter("gradient statistics", quiet) as progress:
-            statistics = gradient_statistics(
+            statistics = gradients.gradient_statistics(
                 trained.model,
                 trained.ids.train,
                 batch_size=size,
@@ -183,7 +175,7 @@ def dynamic(
         if search:
             try:
                 with Counter("search on validation", quiet) as progress:
-                    found = dynamic_search(
+                    found = dynamic_evaluation.dynamic_search(
                         trained.model,
                         trained.ids.valid,
                         statistics,
@@ -201,7 +193,7 @@ def dynamic(
         settings |= {"segment_length": segment_length, "statistics_batch_size": size}
         for each in texts:
             with Counter(f"dynamic, {each.name}", quiet) as progress:
-                scored = dynamic_perplexity(
+                scored = dynamic_evaluation.dynamic_perplexity(
                     trained.model, each.ids, statistics, **rates, **fixed, progress=progress
                 )
             add(*perplexity_row("dynamic", each, scored, start, **settings))
@@ -244,16 +236,12 @@ def cache(
     Results are appended to RUN/evaluations.jsonl.
     """
     from drill.cli.evaluation.language_model import evaluation, perplexity_row
-    from drill.language_modeling.evaluation.cache_pointer import (
-        cache_perplexity,
-        cache_search,
-        check_cache_settings,
-    )
+    from drill.language_modeling.evaluation import cache_pointer
 
     _check_tuned(given(context), "theta", "lambda_")
     with as_settings_error():
         names = {"window": "--window:", "theta": "--theta:", "lamb": "--lambda:"}
-        check_cache_settings(window, [theta], [lambda_], names)
+        cache_pointer.check_cache_settings(window, [theta], [lambda_], names)
     fixed: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, adaptive="the cache pointer") as (trained, texts, autocast, add):
@@ -261,7 +249,9 @@ def cache(
         mixture: dict[str, Any] = {"theta": theta, "lamb": lambda_}
         if search:
             with Counter("search on validation", quiet) as progress:
-                found = cache_search(trained.model, trained.ids.valid, **fixed, progress=progress)
+                found = cache_pointer.cache_search(
+                    trained.model, trained.ids.valid, **fixed, progress=progress
+                )
             mixture = {key: found.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lamb']:g}")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lamb"]}
@@ -269,7 +259,7 @@ def cache(
         for each in texts:
             start = time.monotonic()
             with Counter(f"cache, {each.name}", quiet) as progress:
-                scored = cache_perplexity(
+                scored = cache_pointer.cache_perplexity(
                     trained.model, each.ids, **mixture, **fixed, progress=progress
                 )
             add(*perplexity_row("cache", each, scored, start, **settings))

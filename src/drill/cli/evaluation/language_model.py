@@ -14,16 +14,10 @@ import torch
 import typer
 from numpy.typing import NDArray
 
+from drill.cli import options
 from drill.cli.display import Counter, note, table_text
 from drill.cli.generate import note_if_unk_is_untrained
-from drill.cli.options import (
-    ZERO_PROBABILITY,
-    Precision,
-    Split,
-    Weights,
-    as_settings_error,
-    check_one_text,
-)
+from drill.cli.options import Precision, Split, Weights, as_settings_error
 from drill.data import EOS, UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
@@ -82,7 +76,7 @@ def evaluation_rows(
     yield add
     if infinite:
         row = infinite[0]
-        hint = HINTS.get(row["kind"], ZERO_PROBABILITY)
+        hint = HINTS.get(row["kind"], options.ZERO_PROBABILITY)
         raise SettingsError(
             f"the perplexity is infinite (loss {row['loss']:.4g}): {hint}",
             key=f"{row['kind']} {text_name(row)}",
@@ -108,7 +102,7 @@ def evaluation(
     adaptive: str = "",
 ) -> Iterator[Evaluation]:
     """Load a run and its texts; ``adaptive`` names an evaluation that needs a state."""
-    check_one_text(split, text, "--text")
+    options.check_one_text(split, text, "--text")
     run = load_run(folder, weights, device)
     if adaptive and not run.model.encoder.carries_state:
         raise SettingsError(

@@ -11,12 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from drill.language_modeling.evaluation.perplexity import (
-    Progress,
-    Text,
-    check_and_batchify,
-    hidden_states,
-)
+from drill.language_modeling.evaluation import perplexity
 from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
@@ -39,11 +34,11 @@ class LogProbRank(NamedTuple):
 @torch.no_grad()
 def log_prob_rank(
     model: LanguageModel,
-    ids: Text,
+    ids: perplexity.Text,
     *,
     batch_size: int = 10,
     bptt: int = 70,
-    progress: Progress | None = None,
+    progress: perplexity.Progress | None = None,
 ) -> LogProbRank:
     """The rank over a text, in eval mode.
 
@@ -60,13 +55,13 @@ def log_prob_rank(
     Returns:
         The rank by two tolerances, and its bound for one softmax.
     """
-    data = check_and_batchify("log_prob_rank", model, ids, batch_size)
+    data = perplexity.check_and_batchify("log_prob_rank", model, ids, batch_size)
     layer = deepcopy(model.layer).double().eval()
     V, tokens = layer.vocabulary_size, (data.shape[0] - 1) * data.shape[1]
     gram = torch.zeros(V, V, dtype=torch.float64, device=data.device)
     done = 0
     with evaluating(model), layer.cached_labels():
-        for hidden in hidden_states(model, data, bptt):
+        for hidden in perplexity.hidden_states(model, data, bptt):
             for part in hidden.flatten(0, 1).double().split(CHUNK):
                 A = layer.log_probs(part)  # (CHUNK, V)
                 gram.addmm_(A.t(), A)

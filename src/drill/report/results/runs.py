@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 from drill.errors import ReportError
 from drill.recipes.reader import layer_name, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
-from drill.report.results.run_files import (
-    as_finite,
-    as_number,
-    joined_text,
-    read_rows,
-    read_table,
-)
+from drill.report.results.run_files import as_finite, as_number, joined_text, read_rows, read_table
 from drill.training.run.folder import RunFolder
 from drill.training.settings import recipe
 

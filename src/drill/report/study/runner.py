@@ -12,17 +12,7 @@ from pathlib import Path
 
 from drill.errors import ReportError, RunFolderError, SettingsError
 from drill.report.results.ledger import AlreadyRecorded, FailedJob, Row, record, record_failure
-from drill.report.study.plan import (
-    BLEU,
-    CACHE,
-    DYNAMIC,
-    FINETUNE,
-    TRAIN,
-    WORDS,
-    Job,
-    Plan,
-    identity,
-)
+from drill.report.study.plan import BLEU, FINETUNE, TRAIN, TRAINING, Job, Plan, identity
 from drill.report.study.states import DONE, States, evaluation_kind, is_run_of, stage_results
 from drill.report.tables.number_format import perplexity
 from drill.tasks import check_recipe
@@ -256,7 +246,7 @@ def _set(changes: Sequence[str]) -> list[str]:
 
 
 def _summary(row: Row, stage: str) -> str:
-    if stage in (DYNAMIC, CACHE, WORDS):
+    if stage not in (*TRAINING, BLEU):
         figures = [perplexity(each["perplexity"]) for each in stage_results(row, stage)]
         return f"valid, test {', '.join(figures) or 'not yet'}"
     bleu = row.extra.get("bleu")

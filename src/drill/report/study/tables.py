@@ -12,17 +12,9 @@ from drill.report.study.plan import BLEU, TRAINING, WORDS, Job, PlanRow
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
 from drill.report.tables import number_format as numbers
+from drill.report.tables import result_tables
 from drill.report.tables.markup import Cell, Table, markdown_text
-from drill.report.tables.result_tables import (
-    ADAPTIVE_NOTE,
-    BITS,
-    GAP_NOTE,
-    adaptive_cells,
-    paper_cells,
-    paper_notes,
-    recipe_changes,
-    seconds_to,
-)
+from drill.report.tables.result_tables import ADAPTIVE_NOTE, BITS, GAP_NOTE
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
 DECIMALS = {BITS_PER_BYTE: 4, BAND: 3, MASS: 4}  # of other scores 2
@@ -101,12 +93,12 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     notes = [MEAN_NOTE, *([WORDS_NOTE] if stage == WORDS else [])]
     if any(dict(row).get("p") for row in rows):
         notes.append(DIFFERENCE_NOTE)
-    notes += paper_notes(rows, ADAPTIVE_NOTE if stage in ADAPTIVE else GAP_NOTE)
+    notes += result_tables.paper_notes(rows, ADAPTIVE_NOTE if stage in ADAPTIVE else GAP_NOTE)
     for key in ("device", "commit"):
         values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
     trained = results if stage in TRAINING else []
-    changes = recipe_changes(replace(each, name=name) for name, each in trained)
+    changes = result_tables.recipe_changes(replace(each, name=name) for name, each in trained)
     return Table.of(rows, notes, changes)
 
 
@@ -209,7 +201,10 @@ def _minutes_cell(group: Sequence[Row], stage: str) -> str:
 
 def _time_cell(group: Sequence[Row], wanted: float) -> str:
     """Mean minutes of the runs that reached a perplexity, and how many those are."""
-    reached = (seconds_to(wanted, [(v[1], v[3]) for v in r.validations if v[3:]]) for r in group)
+    reached = (
+        result_tables.seconds_to(wanted, [(v[1], v[3]) for v in r.validations if v[3:]])
+        for r in group
+    )
     known = [seconds for seconds in reached if seconds is not None]
     of_all = "" if len(known) == len(group) else f" ({len(known)} of {len(group)})"
     return f"{mean(known) / 60:.1f}{of_all}" if known else DASH
@@ -219,8 +214,10 @@ def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
     if not group or stage in (BLEU, WORDS):
         return [("paper", ""), ("gap", "")]
     if stage in TRAINING:
-        return paper_cells(group[0].recipe, group)
-    return adaptive_cells(group[0].recipe, stage, [stage_results(each, stage) for each in group])
+        return result_tables.paper_cells(group[0].recipe, group)
+    return result_tables.adaptive_cells(
+        group[0].recipe, stage, [stage_results(each, stage) for each in group]
+    )
 
 
 def not_counted(states: States) -> Iterator[str]:
