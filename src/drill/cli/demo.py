@@ -115,9 +115,7 @@ def demo(
 
 
 def _comparison(
-    trained: dict[str, "LanguageModelRun"],
-    text: "TextBands",
-    seeds: Sequence[tuple[float, float]],
+    trained: dict[str, "LanguageModelRun"], text: "TextBands", seeds: Sequence[tuple[float, float]]
 ) -> "Table":
     from drill.report.tables import number_format as numbers
 

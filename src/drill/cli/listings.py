@@ -25,16 +25,8 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 CPU, GPU = "cpu", "cuda"
-CORPUS_DEVICES: Mapping[str, str] = {
-    "bible": CPU,
-    "numbers": CPU,
-    "elife": GPU,
-    "ptb": GPU,
-    "wikitext-2": GPU,
-    "multi30k": GPU,
-    "europarl": GPU,
-    "wmt14": GPU,
-}
+ON_GPUS = ("elife", "ptb", "wikitext-2", "multi30k", "europarl", "wmt14")
+CORPUS_DEVICES: Mapping[str, str] = {"bible": CPU, "numbers": CPU, **dict.fromkeys(ON_GPUS, GPU)}
 """What the recipes of a corpus need; those for any machine come first."""
 
 
@@ -71,9 +63,7 @@ def _listed(name: str) -> dict[str, Any]:
         "corpus": tables["data"]["corpus"],
         "layer": layer_name(tables["layer"]),
         "device": CORPUS_DEVICES[tables["data"]["corpus"]],
-        "epochs": training["epochs"],
-        "max_steps": training.get("max_steps"),
-        "max_minutes": training.get("max_minutes"),
+        **{key: training.get(key) for key in ("epochs", "max_steps", "max_minutes")},
         "measured": None if timed is None else asdict(timed),
     }
 

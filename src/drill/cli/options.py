@@ -25,8 +25,7 @@ class Split(StrEnum):  # typer has no lists of literals
 Run = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Runs = Annotated[Path, Option("--runs", help="The folder of all run folders.")]
 Lines = Annotated[
-    Path | None,
-    Argument(metavar="FILE", help="One sentence per line; standard input by default."),
+    Path | None, Argument(metavar="FILE", help="One sentence per line; standard input by default.")
 ]
 Weights = Annotated[
     Literal["averaged", "best", "last"] | None,
@@ -49,8 +48,7 @@ Set = Annotated[
 ]
 Beam = Annotated[int | None, Option(min=1, help="Translators: beam width; the run's by default.")]
 LengthPenalty = Annotated[
-    float | None,
-    Option(help="Translators: exponent of the length penalty; the run's by default."),
+    float | None, Option(help="Translators: exponent of the length penalty; the run's by default.")
 ]
 BatchTokens = Annotated[
     int, Option(min=1, help="Translators: subwords per batch; fewer need less memory.")

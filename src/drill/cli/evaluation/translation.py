@@ -57,10 +57,7 @@ def evaluate_translation(
             start = time.monotonic()
             with (
                 run.search(
-                    beam,
-                    precision=chosen,
-                    length_penalty=length_penalty,
-                    batch_tokens=batch_tokens,
+                    beam, precision=chosen, length_penalty=length_penalty, batch_tokens=batch_tokens
                 ) as search,
                 Counter(text_name(about), quiet) as progress,
                 out_of_memory_hint(

@@ -113,10 +113,7 @@ def _language_models(
 
 
 def _translators(
-    runs: Sequence[Any],
-    text: Path | None,
-    reference: Path | None,
-    quiet: bool,
+    runs: Sequence[Any], text: Path | None, reference: Path | None, quiet: bool
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The difference in BLEU, and in how often each word is right."""
     import numpy as np
@@ -170,15 +167,12 @@ def _print(names: Sequence[str], found: dict[str, Any]) -> None:
     digits = 4 if loss else 2
     ends = [found["difference"], found["low"], found["high"]]
     both = [f"{found[side]:.{digits}f}" for side in "ab"]
-    lines = [["loss, nats per token" if loss else "BLEU", *both]]
-    changes = [[f"{value:+.{digits}f}" for value in ends]]
+    change, low, high = (f"{value:+.{digits}f}" for value in ends)
+    rows = [["loss, nats per token" if loss else "BLEU", *both, change, f"{low} to {high}"]]
     if loss:
-        lines.append(["perplexity", *(f"{math.exp(found[side]):,.2f}" for side in "ab")])
-        changes.append([f"{100 * math.expm1(value):+.2f}%" for value in ends])
-    rows = [
-        [*line, middle, f"{low} to {high}"]
-        for line, (middle, low, high) in zip(lines, changes, strict=True)
-    ]
+        both = [f"{math.exp(found[side]):,.2f}" for side in "ab"]
+        change, low, high = (f"{100 * math.expm1(value):+.2f}%" for value in ends)
+        rows.append(["perplexity", *both, change, f"{low} to {high}"])
     size = f"{found['tokens']:,} tokens" if loss else f"{found['lines']:,} lines"
     shown.print(plain_table([size, *names, "difference", "95% interval"], rows))
     share = found["lower" if loss else "higher"]

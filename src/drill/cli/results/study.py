@@ -71,16 +71,8 @@ def study(
     if status:
         console().print(status_table(States(wanted, results, runs)))
         return
-    states = StudyRunner(
-        wanted,
-        results,
-        runs,
-        device=device,
-        parallel=parallel,
-        minutes=minutes,
-        retry=retry,
-        say=note,
-    ).run()
+    runner = StudyRunner(wanted, results, runs, device, parallel, minutes, retry, say=note)
+    states = runner.run()
     if any(states.state(job) == FAILED for job in wanted.jobs()):
         raise Exit(1)
 

@@ -248,22 +248,17 @@ def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
     A row has the ``word`` to show and the ``text`` that goes on with it: that of a subword with its
     space, None of one that is no whole character.
     """
-    p = [player.next_probabilities(prefix) for player in players]
     first = players[0]
+    pairs = [(player, player.next_probabilities(prefix)) for player in players]
 
-    def rows(words: Iterable[str]) -> list[Answer]:
-        return [{**_shown(first, word), "p": [of(*pair, word) for pair in pairs]} for word in words]
+    def row(word: str) -> Answer:
+        labels = [(player.vocabulary.ids.get(word), p) for player, p in pairs]
+        found = [None if label is None else number(float(p[label])) for label, p in labels]
+        return {**_shown(first, word), "p": found}
 
-    def of(player: LanguageModelPlayer, p: NDArray[np.float64], word: str) -> float | None:
-        label = player.vocabulary.ids.get(word)
-        return None if label is None else number(float(p[label]))
-
-    pairs = list(zip(players, p, strict=True))
-    likely = {
-        player.vocabulary.words[i]: None for player, own in pairs for i in np.argsort(-own)[:TOP]
-    }
+    likely = {player.vocabulary.words[i]: 0 for player, p in pairs for i in np.argsort(-p)[:TOP]}
     answer: Answer = {
-        "words": sorted(rows(likely), key=lambda row: -max(x or 0.0 for x in row["p"])),
+        "words": sorted(map(row, likely), key=lambda row: -max(x or 0.0 for x in row["p"])),
         "different": [],
         "unknown": [player.unknown(prefix) for player in players],
     }
@@ -275,7 +270,7 @@ def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
         shared = [word for word in a.vocabulary.words if word in b.vocabulary]
         change = [p_b[b.vocabulary.ids[word]] - p_a[a.vocabulary.ids[word]] for word in shared]
         most = np.argsort(-np.abs(change), kind="stable")[:DIFFERENT]
-        answer["different"] = rows(shared[i] for i in most)
+        answer["different"] = [row(shared[i]) for i in most]
     return answer
 
 

@@ -78,12 +78,8 @@ class Server:
     def runs(self, _: dict[str, Any]) -> Any:
         return {
             "runs": [
-                {
-                    "name": each.name,
-                    "layer": each.run.settings.layer["name"],
-                    "adds_words": each.adds_words,
-                }
-                for each in self.players
+                {"name": p.name, "layer": p.run.settings.layer["name"], "adds_words": p.adds_words}
+                for p in self.players
             ],
             "task": self.players[0].task if self.players else None,
             "unit": "subword" if self.players and self.players[0].subwords else "word",

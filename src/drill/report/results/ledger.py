@@ -183,11 +183,11 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
     settings = dict(run.settings)
     if "init_from" in settings:
         settings["init_from"] = Path(settings["init_from"]).name  # paths are of this machine only
-    values: dict[str, Any] = {each.name: getattr(run, each.name, None) for each in fields(Row)}
+    values: dict[str, Any] = {
+        each.name: getattr(run, each.name, environment.get(each.name)) for each in fields(Row)
+    }
     values |= {key: joined_text(environment, key) for key in ("torch", "precision")}
     values |= {
-        "world_size": environment.get("world_size"),
-        "started": environment.get("started"),
         "starts": [{key: each.get(key) for key in START_KEYS} for each in starts if starts[1:]],
         "evaluations": [
             {**each, "run": run.name} if "run" in each else dict(each) for each in run.evaluations
@@ -257,20 +257,15 @@ def _locked(path: Path) -> Iterator[list[AnyRow]]:
     names = {kind: name for name, kind in KINDS.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = open_append(path)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with os.fdopen(open_append(path), "ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
             rows = _read_all(path)
             count = len(rows)
             yield rows
             added = [json.dumps({"kind": names[type(row)], **asdict(row)}) for row in rows[count:]]
-            if not added:
-                return
             content = _without_cut_line(path.read_bytes())
-            os.ftruncate(handle, len(content))
+            stream.truncate(len(content))
             first = "\n" if content and not content.endswith(b"\n") else ""
             append_line(path, (first + "\n".join(added) + "\n").encode("ascii"))
-        finally:
-            os.close(handle)
     except OSError as error:
         raise LedgerError(f"cannot be written ({error.strerror})", key=str(path)) from None
