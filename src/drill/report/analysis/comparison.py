@@ -15,12 +15,7 @@ from drill.data.parallel.dataset import target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.data.parallel.word_tokenizer import LANGUAGES
 from drill.errors import RunFolderError, SettingsError
-from drill.language_modeling.evaluation.frequency_bands import (
-    compare_bands,
-    default_edges,
-    excluded_words,
-    frequency_bands,
-)
+from drill.language_modeling.evaluation import frequency_bands as by_frequency
 from drill.language_modeling.run import LanguageModelRun
 from drill.report.analysis.label_vectors import (
     label_norms,
@@ -84,18 +79,21 @@ class RunComparison:
         vocabulary, ids = run.vocabulary, run.ids.test
         size = max(1, min(BATCH, len(ids) // 2))  # the same for all runs on a text
         targets = batchify(ids, size)[1:].t().flatten()  # as ``token_losses`` predicts them
-        left_out = excluded_words(vocabulary, run.settings.data["corpus"])
+        left_out = by_frequency.excluded_words(vocabulary, run.settings.data["corpus"])
         options: dict[str, Any] = {
-            "edges": self.edges or default_edges(vocabulary),
+            "edges": self.edges or by_frequency.default_edges(vocabulary),
             "exclude": [vocabulary.ids[word] for word in left_out],
         }
         labels = [_label(name, vocabulary, word) for word in self.words]
         losses = run.token_losses(ids, batch_size=size)
         text, base = self._text(vocabulary, targets, losses, left_out)
-        text.losses[name] = frequency_bands(losses, targets, vocabulary.counts, **options)
+        text.losses[name] = by_frequency.frequency_bands(
+            losses, targets, vocabulary.counts, **options
+        )
         if base is not losses:
-            changes = compare_bands(base, losses, targets, vocabulary.counts, **options)
-            text.changes[name] = changes
+            text.changes[name] = by_frequency.compare_bands(
+                base, losses, targets, vocabulary.counts, **options
+            )
         if vocabulary.token_bytes is not None:
             bits = math.log(2.0) * float(vocabulary.token_bytes[targets.numpy()].sum())
             text.bits_per_byte[name] = float(losses.double().sum()) / bits

@@ -21,12 +21,10 @@ COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of plots.css
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
 BAND_NOTE = "A line is the mean over seeds, its area is from the lowest to the highest seed."
 
+SAMPLE = '<svg class="{}" viewBox="0 0 30 12" aria-hidden="true">{}</svg>'
 SAMPLES = {
-    kind: f'<svg class="{name}" viewBox="0 0 30 12" aria-hidden="true">{shape}</svg>'
-    for kind, name, shape in (
-        ("lines", "line", '<path d="M1 6L29 6"/>'),
-        ("bars", "bars", '<rect x="9" width="12" height="12"/>'),
-    )
+    "lines": SAMPLE.format("line", '<path d="M1 6L29 6"/>'),
+    "bars": SAMPLE.format("bars", '<rect x="9" width="12" height="12"/>'),
 }
 
 Point = tuple[float, float]

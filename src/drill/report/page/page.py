@@ -102,12 +102,9 @@ def write_report(
         Section("settings", "Settings and environment", [*_settings(found)]),
         Section("faults", "Warnings", [("faults", faults)] if faults else []),
     ]
-    counts = [
-        f"{len(each)} {name}{'' if len(each) == 1 else 's'}"
-        for name, each in (("run", found), ("ledger", rows))
-        if each
-    ]
-    about = ", ".join(counts) or "no runs"
+    counts = {"run": len(found), "ledger": len(rows)}
+    parts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items() if n]
+    about = ", ".join(parts) or "no runs"
     return write_page(Path(out), title, about, sections, [*_leads(found)], now)
 
 
@@ -171,10 +168,8 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
         parts += [f"## {ADAPTED}", adapted.markdown()]
     for path in ledgers:
         rows = ledger.read(path)
-        parts += [f"## {markdown_text(path)}"]
-        parts += [
-            result_tables.runs_table(rows).markdown() if rows else "No results were recorded.\n"
-        ]
+        table = result_tables.runs_table(rows).markdown() if rows else "No results were recorded."
+        parts += [f"## {markdown_text(path)}", table]
         if any(row.evaluations for row in rows):
             parts += [f"### {ADAPTED}", result_tables.evaluations_table(rows).markdown()]
     if care := [each for run in found for each in (*run.faults, *run.remarks)]:
@@ -354,9 +349,6 @@ def _has_seeds(runs: Sequence[RunSummary]) -> bool:
 
 
 def _corpora_and_models(models: Sequence[str], runs: Sequence[RunSummary]) -> str:
-    corpora = [
-        corpus
-        for corpus, group in by_corpus(runs).items()
-        if corpus and any(run.name in models for run in group)
-    ]
-    return ": ".join(filter(None, [", ".join(corpora), ", ".join(dict.fromkeys(models))]))
+    corpora = by_corpus([run for run in runs if run.name in models])
+    both = (", ".join(filter(None, corpora)), ", ".join(dict.fromkeys(models)))
+    return ": ".join(filter(None, both))

@@ -209,17 +209,12 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
 
 def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without the keys that may differ between seeds of one experiment."""
-    tables = {
-        name: {
-            key: value
-            for key, value in table.items()
-            if key not in ("seed", "checkpoint_seconds", "log_every")
-        }
-        if isinstance(table, Mapping)
-        else table
-        for name, table in settings.items()
-    }
-    return {**tables, "init_from": "init_from" in settings}  # each seed has its own first weights
+    left_out = ("seed", "checkpoint_seconds", "log_every")
+    tables = dict(settings) | {"init_from": "init_from" in settings}  # each seed has its own
+    for name, table in settings.items():
+        if isinstance(table, Mapping):
+            tables[name] = {key: table[key] for key in table if key not in left_out}
+    return tables
 
 
 NOT_A_CHANGE = (
@@ -311,9 +306,8 @@ def _extra(test: Mapping[str, Any]) -> dict[str, Any]:
         return {key: test[key] for key in LANGUAGE_MODEL_SCORES if key in test}
     found = {key: test.get(f"test_{key}") for key in ("bleu", "tokenised_bleu", "chrf", "exact")}
     found |= {key: test.get(key) for key in ("beam", "length_penalty", "weights")}
-    found["signatures"] = {
-        key: test[key] for key in test if key.endswith("_signature") and test[key]
-    }
+    signatures = (key for key in test if key.endswith("_signature") and test[key])
+    found["signatures"] = {key: test[key] for key in signatures}
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -7,7 +7,7 @@ from drill.report.page.figures import Curve, Figure, assign_styles, epochs_figur
 from drill.report.page.page import Block, Section, check_replaceable, write_page
 from drill.report.study.plan import TRAINING
 from drill.report.study.states import States
-from drill.report.study.tables import finished_results, frequency_table, not_counted, stage_table
+from drill.report.study.tables import frequency_table, not_counted, results_by_row, stage_table
 
 
 def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:
@@ -41,11 +41,10 @@ def stage_figures(states: States, stage: str) -> list[Figure]:
     """Curves of a training stage: for each row the mean and range over seeds."""
     if stage not in TRAINING:
         return []
-    rows = [row for row in states.plan.rows if stage in row.stages]
-    results = {row.name: [*finished_results(states, row, stage).values()] for row in rows}
-    curves = {name: [Curve.of(each) for each in group] for name, group in results.items()}
+    results = results_by_row(states, stage)
+    curves = {name: [*map(Curve.of, group.values())] for name, group in results.items()}
     look = assign_styles([name] for name in results)
     found = [time_figure(curves, look)]
-    if any(each.epochs > 1 for group in results.values() for each in group):
+    if any(each.epochs > 1 for group in results.values() for each in group.values()):
         found.append(epochs_figure(curves, look))
     return [figure for figure in found if figure is not None]

@@ -66,12 +66,7 @@ def report(states: States, time_to: Sequence[float] = ()) -> str:
 
 def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Table:
     """One line per row of the plan: means over seeds and differences to the baseline."""
-    baseline = states.plan.baseline
-    found = {
-        row.name: finished_results(states, row, stage)
-        for row in states.plan.rows
-        if stage in row.stages
-    }  # by row, then by seed
+    baseline, found = states.plan.baseline, results_by_row(states, stage)
     results = [(name, each) for name, group in found.items() for each in group.values()]
     scores = _scores(stage, [each for _, each in results])
     base = found.get(baseline or "", {})
@@ -104,16 +99,13 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
 
 def frequency_table(states: States, stage: str) -> Table | None:
     """Mean test loss of the labels of each band, and its difference to the baseline."""
-    baseline = states.plan.baseline or ""
-    found = {
-        row.name: by_seed
-        for row in states.plan.rows
-        if stage in TRAINING and stage in row.stages
-        if (by_seed := finished_results(states, row, stage))
-    }
-    bands = next((_bands(each) for group in found.values() for each in group.values()), {})
+    baseline, found = states.plan.baseline or "", results_by_row(states, stage)
+    results = [each for group in found.values() for each in group.values()]
+    bands = _bands(results[0]) if results and stage in TRAINING else {}
     rows = []
-    for name, by_seed in found.items():
+    for name, by_seed in found.items() if bands else ():
+        if not by_seed:
+            continue
         cells = [("row", name), ("n", str(len(by_seed)))]
         theirs = {} if name == baseline else found.get(baseline, {})
         for end, band in bands.items():
@@ -138,6 +130,12 @@ def _bands(row: Row) -> dict[int | None, Band]:
 def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:
     found = {seed: states.result(Job(row, seed, stage)) for seed in row.seeds}
     return {seed: result for seed, result in found.items() if result is not None}
+
+
+def results_by_row(states: States, stage: str) -> dict[str, dict[int, Row]]:
+    """Finished results by row of the plan, then by seed."""
+    rows = (row for row in states.plan.rows if stage in row.stages)
+    return {row.name: finished_results(states, row, stage) for row in rows}
 
 
 def _scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
