@@ -7,7 +7,7 @@ from statistics import mean
 from drill.errors import SettingsError
 from drill.report.results.evaluations import TRANSLATION, Evaluation, last_pair
 from drill.report.results.ledger import FailedJob, Row, read, read_failures
-from drill.report.study.plan import BLEU, TRAINING, Job, Plan, identity
+from drill.report.study.plan import BLEU, Job, Plan, identity
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, resolve_settings
 
@@ -40,8 +40,10 @@ class States:
 
     def result(self, job: Job) -> Row | None:
         """The last finished row with the results of the job."""
-        finished = [row for row in self.results(job) if _is_complete(row, job.stage)]
-        return finished[-1] if finished else None
+        for row in reversed(self.results(job)):
+            if row.test is not None and (job.trains or len(stage_results(row, job.stage)) == 2):
+                return row
+        return None
 
     def failure(self, job: Job) -> FailedJob | None:
         return self._failures.get((job.run, job.seed, identity(job.settings), job.stage))
@@ -132,11 +134,6 @@ def stage_results(row: Row, stage: str) -> list[Evaluation]:
     """The results of an evaluation stage: validation and test."""
     pair = last_pair(row.evaluations, evaluation_kind(stage))
     return [each for each in pair or () if each is not None]
-
-
-def _is_complete(row: Row, stage: str) -> bool:
-    """Whether a row has a test and, for an evaluation stage, its evaluations."""
-    return row.test is not None and (stage in TRAINING or len(stage_results(row, stage)) == 2)
 
 
 def _identity(row: Row) -> str | None:
