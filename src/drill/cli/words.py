@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from drill.cli.evaluation.language_model import Evaluation
-    from drill.language_modeling.run import LanguageModelRun
 
 NEAREST = 5
 RANKS = ("rank", "median_rank", "mass")
@@ -61,16 +59,23 @@ def words(
 
         if out is not None or score is not None:
             raise SettingsError("needs words: --add or --file", key="--out" if out else "--score")
-        with evaluation(run, split, None, weights, None, device, as_json) as found:
-            _score_held_out(found, quiet)
+        with evaluation(run, split, None, weights, None, device, as_json) as evaluated:
+            _score_held_out(evaluated, quiet)
         return
     if split is not None:
         raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
     from drill.language_modeling.run import load_run
 
     added = load_run(run, weights, device).add_words(new)
-    if score is None:
-        for word, nearest in _nearest(added, new) if as_json or not quiet else ():
+    if score is None and (as_json or not quiet):
+        from drill.report.analysis.label_vectors import label_vectors, nearest_labels
+
+        vectors = label_vectors(added.model.encoder.embedding, added.model.layer)
+        assert vectors is not None  # add_words has checked that there is a label matrix
+        name = added.vocabulary.words.__getitem__
+        for word in new:
+            found = nearest_labels(vectors, added.vocabulary.ids[word], name, top=NEAREST)
+            nearest = [each for each, _ in found.embedding]
             if as_json:
                 echo(json.dumps({"word": word, "nearest": nearest}, ensure_ascii=False))
             else:
@@ -101,18 +106,6 @@ def _read(file: Path) -> dict[str, str]:
     if not found:
         raise DataError("has no words", key=name_of(file))
     return found
-
-
-def _nearest(run: "LanguageModelRun", words: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each word, and those whose vectors have the highest cosine to its own."""
-    from drill.report.analysis.label_vectors import label_vectors, nearest_labels
-
-    vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
-    assert vectors is not None  # add_words has checked that there is a label matrix
-    name = run.vocabulary.words.__getitem__
-    for word in words:
-        found = nearest_labels(vectors, run.vocabulary.ids[word], name, top=NEAREST)
-        yield word, [each for each, _ in found.embedding]
 
 
 def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
