@@ -94,6 +94,7 @@ def test_analyse_prints_bands_and_ranks(drill, place):
     assert [row["run"] for row in rows] == ["tiny", "more"]
     assert all(row["rank"]["relative"] <= width + 2 for row in rows)
     assert sum(band["tokens"] for band in rows[0]["bands"]) > 0
+    assert any(band["by_types"] for band in rows[1]["changes"])
     assert 0 < rows[0]["calibration"]["ece"] < 1
     assert rows[0]["norms"][0]["types"] > 0
     assert rows[0]["nearest"][0]["output"]

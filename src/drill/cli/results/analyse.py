@@ -80,6 +80,8 @@ def analyse(
                     "bands": [asdict(band) for band in bands],
                     "calibration": {"ece": calibration.ece, **asdict(calibration)},
                 }
+                if name in text.changes:
+                    row["changes"] = [asdict(band) for band in text.changes[name]]
                 if name in text.norms:
                     row["norms"] = [asdict(band) for band in text.norms[name]]
                     row["nearest"] = [asdict(each) for each in text.nearest[name]]
