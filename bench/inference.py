@@ -17,13 +17,13 @@ TOKENS = (1, 64)
 
 def variants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
     tokens, labels, width = setting.size
-    place = {"device": setting.device, "dtype": setting.parameters}
+    place = {"device": setting.device, "dtype": setting.param_dtype}
     hidden = torch.randn(tokens, width, **place)
     embedding = nn.Embedding(labels, width, **place)
 
     def layer() -> DeepResidual:
         with torch.device(setting.device):
-            return DeepResidual(embedding, depth=4).to(setting.parameters).eval()
+            return DeepResidual(embedding, depth=4).to(setting.param_dtype).eval()
 
     def run(logits: nn.Module) -> Step:
         def step() -> list[torch.Tensor]:

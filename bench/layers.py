@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from measure import Prepare, Report, Step, measure
-from setting import SIZES, Setting, head, parser, settings, training_step
+from setting import SIZES, Setting, parser, random_inputs, settings, training_step
 from torch import nn
 
 import drill
@@ -52,14 +52,14 @@ BUILDERS: dict[str, Callable[[nn.Embedding], drill.OutputLayer]] = {
 
 def variants(setting: Setting) -> dict[str, Prepare]:
     _, labels, width = setting.size
-    inputs = head(setting)
+    inputs = random_inputs(setting)
     hidden, targets = inputs.hidden, inputs.targets
-    embedding = nn.Embedding(labels, width, device=setting.device, dtype=setting.parameters)
+    embedding = nn.Embedding(labels, width, device=setting.device, dtype=setting.param_dtype)
     nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
 
     def prepare(build: Callable[[nn.Embedding], drill.OutputLayer]) -> Step:
         with torch.device(setting.device):
-            layer = build(embedding).to(setting.parameters).train()
+            layer = build(embedding).to(setting.param_dtype).train()
         given = [hidden, *layer.parameters()]
         return training_step(lambda: layer.nll(hidden, targets), given, setting)
 

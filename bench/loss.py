@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Step, fastest, measure
-from setting import SIZES, Head, Setting, head, parser, settings, training_step
+from setting import SIZES, HeadInputs, Setting, parser, random_inputs, settings, training_step
 from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORE_INDEX
@@ -83,7 +83,7 @@ def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Callable[[],
     return found
 
 
-def variants(setting: Setting, inputs: Head, args: argparse.Namespace) -> dict[str, Prepare]:
+def variants(setting: Setting, inputs: HeadInputs, args: argparse.Namespace) -> dict[str, Prepare]:
     hidden, weight, bias, targets = inputs
 
     def prepare(name: str, make: Callable[[], Loss]) -> Step:
@@ -99,13 +99,13 @@ def variants(setting: Setting, inputs: Head, args: argparse.Namespace) -> dict[s
     }
 
 
-def products(setting: Setting, inputs: Head) -> Step:
+def products(setting: Setting, inputs: HeadInputs) -> Step:
     """The three matrix products no exact implementation can do without, and nothing else.
 
     The labels as they are or padded to a multiple of ``ALIGN``, whichever is faster: cuBLAS takes
     a slow path for a ragged number of labels, which an implementation need not take.
     """
-    hidden, weight = (x.detach().to(setting.products) for x in (inputs.hidden, inputs.weight))
+    hidden, weight = (x.detach().to(setting.matmul_dtype) for x in (inputs.hidden, inputs.weight))
 
     def bare(weight: Tensor) -> Step:
         def step() -> Sequence[Tensor]:
@@ -123,7 +123,7 @@ def products(setting: Setting, inputs: Head) -> Step:
 class Truth:
     """Gradients of the same inputs in float64, or in float32 where that does not fit."""
 
-    def __init__(self, setting: Setting, inputs: Head) -> None:
+    def __init__(self, setting: Setting, inputs: HeadInputs) -> None:
         tokens, labels, width = setting.size
         needed = 8 * (4 * tokens * labels + 4 * labels * width)
         fits = setting.device.type == "cpu" or needed < torch.cuda.mem_get_info()[0] // 2
@@ -159,7 +159,7 @@ def main() -> None:
     report = Report("loss", args)
     notes = []
     for setting in settings(args, list(SIZES)):
-        inputs = head(setting, args.sharp)
+        inputs = random_inputs(setting, args.sharp)
         truth = Truth(setting, inputs)
         results = measure(
             variants(setting, inputs, args),

@@ -47,7 +47,7 @@ def variants(setting: Setting, steps: int) -> dict[str, Prepare]:
         return training_step(loss, given, setting)
 
     # The others multiply in bfloat16 whatever the setting says.
-    half = setting.products == torch.bfloat16
+    half = setting.matmul_dtype == torch.bfloat16
     impls: tuple[Implementation, ...] = (BASE, "persistent", "graph") if half else (BASE,)
     return {impl: lambda impl=impl: prepare(impl) for impl in impls}
 

@@ -3,7 +3,7 @@
 import os
 
 from measure import Prepare, Report, Step, measure
-from setting import Setting, Size, head, parser, training_step
+from setting import Setting, Size, parser, random_inputs, training_step
 
 from drill.kernels.loss.nll import nll
 
@@ -13,7 +13,7 @@ BUDGET = 256 * 2**20
 
 
 def variants(setting: Setting, budget: int) -> dict[str, Prepare]:
-    hidden, weight, bias, targets = head(setting)
+    hidden, weight, bias, targets = random_inputs(setting)
 
     def prepare(impl: str) -> Step:
         if impl == "reference" and setting.device.type == "cpu":
@@ -42,7 +42,7 @@ def main() -> None:
                 size = Size(tokens // 64, LABELS // 16, 16)
             setting = Setting("memory", size, dtype, args.device)
             budget = BUDGET // (256 if args.quick else 1)
-            logits = size.tokens * size.labels * setting.products.itemsize
+            logits = size.tokens * size.labels * setting.matmul_dtype.itemsize
             results = measure(variants(setting, budget), args, rounds=(1, 1))
             report.add(setting, results, budget_bytes=budget, logits_bytes=logits)
     report.finish("MiB beyond gradients: peak beyond inputs and the three returned gradients")

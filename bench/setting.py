@@ -43,12 +43,12 @@ class Setting:
     device: torch.device
 
     @property
-    def parameters(self) -> torch.dtype:
+    def param_dtype(self) -> torch.dtype:
         """dtype of parameters and hidden states."""
         return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
 
     @property
-    def products(self) -> torch.dtype:
+    def matmul_dtype(self) -> torch.dtype:
         """dtype of the operands of matrix products."""
         return torch.float32 if self.dtype in ("float32", "tf32") else torch.bfloat16
 
@@ -80,7 +80,7 @@ def settings(
     on_cpu: int = 1,
     on_cuda: Sequence[str] = ("tf32", "bfloat16"),
 ) -> Iterator[Setting]:
-    """Every size in every precision.
+    """Every size in every precision; switches torch's tf32 on or off for each.
 
     Args:
         names: sizes without ``--size``; a CPU runs the first ``on_cpu`` of them.
@@ -100,7 +100,7 @@ def settings(
             yield Setting(name, size, dtype, args.device)
 
 
-class Head(NamedTuple):
+class HeadInputs(NamedTuple):
     """Inputs of a head, each requiring its gradient."""
 
     hidden: Tensor  # (N, d), N(0, 1)
@@ -109,7 +109,7 @@ class Head(NamedTuple):
     targets: Tensor  # (N,), Zipf
 
 
-def head(setting: Setting, sharp: bool = False) -> Head:
+def random_inputs(setting: Setting, sharp: bool = False) -> HeadInputs:
     """Random inputs.
 
     Args:
@@ -126,9 +126,9 @@ def head(setting: Setting, sharp: bool = False) -> Head:
         if sharp:
             hidden += (math.log(labels) + 2) * weight[targets]
     hidden, weight, bias = (
-        x.to(setting.parameters).requires_grad_() for x in (hidden, weight, bias)
+        x.to(setting.param_dtype).requires_grad_() for x in (hidden, weight, bias)
     )
-    return Head(hidden, weight, bias, targets)
+    return HeadInputs(hidden, weight, bias, targets)
 
 
 def training_step(

@@ -175,7 +175,7 @@ def variants(setting: Setting) -> dict[str, Prepare]:
             optimizer = build_optimizer(chosen)
             optimizer.setup(model.named_parameters())
             bptt = chosen.training["bptt"]
-            half = torch.bfloat16 if setting.products == torch.bfloat16 else None
+            half = torch.bfloat16 if setting.matmul_dtype == torch.bfloat16 else None
             kind, options = RecordedSteps if replay else Steps, {**weights, "check": False}
             steps = kind(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
             return our_step(steps, ids, bptt)

@@ -132,7 +132,7 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
     ids[:, -1] = END
 
     def theirs() -> Step:
-        model = marian(setting).to(setting.parameters).eval()
+        model = marian(setting).to(setting.param_dtype).eval()
         seen = torch.ones_like(ids)
 
         def step() -> list[Tensor]:
@@ -146,7 +146,7 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
 
     def ours(layer: str, graph: bool | None = None) -> Prepare:
         def prepare() -> Step:
-            model = translator(setting, layer).to(setting.parameters).eval()
+            model = translator(setting, layer).to(setting.param_dtype).eval()
             head = stack.enter_context(cached_head(model))
             decoding = Decoding(
                 BEGIN,
