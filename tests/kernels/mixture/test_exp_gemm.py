@@ -47,9 +47,9 @@ class Emulated(Exponentials):
         return self.at_once
 
     def multiply(
-        self, rows: Tensor, aims: Tensor, out: Tensor, sums: Tensor, clusters: int
+        self, rows: Tensor, shifts: Tensor, out: Tensor, sums: Tensor, clusters: int
     ) -> None:
-        E = (rows.double() @ self.labels_again().t() - aims[:, None]).exp()
+        E = (rows.double() @ self.labels_again().t() - shifts[:, None]).exp()
         for at in range(0, self.tiles * LABELS, LABELS):
             left = min(LABELS, out.shape[1] - at)
             assert left > 0  # the kernel's store of nothing, or of less, is no store
@@ -69,7 +69,7 @@ class Emulated(Exponentials):
 
     def labels_again(self) -> Tensor:
         """W as the kernel multiplies it, (labels of all tiles, depth)."""
-        blocks = self.arranged.view(self.tiles, -1, 2, 2, LABELS // 8, 8, 4, 2)
+        blocks = self.packed.view(self.tiles, -1, 2, 2, LABELS // 8, 8, 4, 2)
         # tile, 32 columns, instruction, half of it, labels by 8, label, thread's columns, of two
         order = blocks.permute(0, 4, 5, 1, 6, 2, 3, 7)  # a thread's eight columns lie together
         return order.reshape(self.tiles * LABELS, self.depth).double()

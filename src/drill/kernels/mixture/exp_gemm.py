@@ -1,6 +1,6 @@
-"""What a product writes in place of a mixture's logits, on Hopper GPUs.
+"""A product fused with the exponential of its results, for the mixture loss: Hopper GPUs, bfloat16.
 
-    E = exp(C W^T - c),   m the sums of its rows
+    E = exp(C W^T - c),   m the sums of its rows     (rows, w, shifts and mass below are C, W, c, m)
 
 A pass over logits reads and writes them all. Here the product makes exponentials while it has the
 logits in registers; those are never written. So c has to be known before them. It is the target's
@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from drill.kernels.mixture.exp_gemm_triton import aim, arrange, settle
+from drill.kernels.mixture.exp_gemm_triton import finish_rows, pack_weight, target_logits
 from drill.kernels.runtime.hopper import hopper_missing
 from drill.kernels.runtime.nvrtc import CompileError, DriverError, Kernel, load_kernel
 
@@ -40,7 +40,7 @@ _SHARED = STAGES * (_STAGE_BYTES + 16) + ROWS * (LABELS * 2 + 16)
 _HIGHEST = 1e26
 """Of sums, before rows are made again. float32 and bfloat16 end at 3e38, and the other way their
 inverse is multiplied by contexts of any size."""
-_COLUMNS, _ARRANGED, _SETTLED = 512, 32, 128
+_COLUMNS, _PACKED, _FINISHED = 512, 32, 128
 _AGAIN = 16, 64, 64
 """Rows, labels and columns at a time where rows are made again."""
 
@@ -91,31 +91,32 @@ class Exponentials:
         self.depth = depth_of(columns)
         self.rows = w.new_empty((height, self.depth))
         self.tiles = triton.cdiv(w.shape[0], LABELS)  # the padding is written too, as zeros
-        self.arranged = w.new_empty(self.tiles * LABELS * self.depth)
-        arrange[(self.arranged.numel() // (_ARRANGED * self.depth), self.depth // INNER)](
+        self.packed = w.new_empty(self.tiles * LABELS * self.depth)
+        pack_weight[(self.packed.numel() // (_PACKED * self.depth), self.depth // INNER)](
             self.w,
-            self.arranged,
+            self.packed,
             labels,
             columns,
             self.w.shape[1],
             self.depth,
             LABELS=LABELS,
-            SOME=_ARRANGED,
+            SOME=_PACKED,
             num_warps=1,
         )
 
     def errors(
         self, contexts: Tensor, targets: Tensor, out: Tensor, losses: Tensor, mass: Tensor
     ) -> Tensor:
+        """As ``ProductAndPass.errors``: out gets dL/dlogits; returns the contexts with their 1."""
         count, depth = contexts.shape[0], self.depth
         rows = self.rows[:count]
-        aims = losses.new_empty(count)
-        aim[(targets.shape[0],)](
+        shifts = losses.new_empty(count)
+        target_logits[(targets.shape[0],)](
             contexts,
             self.w,
             targets,
             rows,
-            aims,
+            shifts,
             self.labels,
             self.experts,
             contexts.shape[1],
@@ -129,10 +130,10 @@ class Exponentials:
         clusters = min(line, self.clusters())
         parts = (self.tiles - 1) // (line // clusters) + 2  # of a group, at most
         sums = losses.new_empty((parts, count))
-        self.multiply(rows, aims, out, sums, clusters)
-        settle[(triton.cdiv(count, _SETTLED),)](
+        self.multiply(rows, shifts, out, sums, clusters)
+        finish_rows[(triton.cdiv(count, _FINISHED),)](
             sums,
-            aims,
+            shifts,
             targets,
             rows,
             self.w,
@@ -150,7 +151,7 @@ class Exponentials:
             line,
             GROUP=CLUSTER * ROWS,
             HIGHEST=_HIGHEST,
-            BLOCK=_SETTLED,
+            BLOCK=_FINISHED,
             FEW=_AGAIN[0],
             LABELS=_AGAIN[1],
             COLUMNS=_AGAIN[2],
@@ -161,11 +162,11 @@ class Exponentials:
         return _clusters(self.depth, self.w.device)
 
     def multiply(
-        self, rows: Tensor, aims: Tensor, out: Tensor, sums: Tensor, clusters: int
+        self, rows: Tensor, shifts: Tensor, out: Tensor, sums: Tensor, clusters: int
     ) -> None:
         _kernel(self.depth, self.w.device)(
             clusters * CLUSTER,
             THREADS,
-            [rows, self.arranged, aims, out, sums, rows.shape[0], out.shape[1], self.tiles],
+            [rows, self.packed, shifts, out, sums, rows.shape[0], out.shape[1], self.tiles],
             cooperative=False,
         )

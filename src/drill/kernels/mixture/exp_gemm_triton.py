@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def arrange(
+def pack_weight(
     w,  # (V padded, stored)
     out,  # (tiles, depth / 16, 2, LABELS / 8, 8, 8), written
     labels,
@@ -36,12 +36,12 @@ def arrange(
 
 
 @triton.jit
-def aim(
+def target_logits(
     contexts,  # (R, width)
     w,  # (V padded, columns)
     targets,  # (tokens,)
     rows,  # (R, depth), written: the contexts and ones
-    aims,  # (R,), written: c
+    shifts,  # (R,), written: c
     labels,
     experts,
     width,
@@ -68,15 +68,15 @@ def aim(
         tl.store(rows + row[:, None] * depth + column[None, :], x, mask=inside)
         v = tl.load(w + label * columns + column, mask=known & (column < columns), other=0.0)
         hit += tl.sum(x.to(tl.float32) * v.to(tl.float32)[None, :], 1)
-    aim = tl.where(hit == float("inf"), float("nan"), hit)
-    aim = tl.where(known & (hit != -float("inf")), aim, float("inf"))
-    tl.store(aims + row, aim, mask=own)
+    shift = tl.where(hit == float("inf"), float("nan"), hit)
+    shift = tl.where(known & (hit != -float("inf")), shift, float("inf"))
+    tl.store(shifts + row, shift, mask=own)
 
 
 @triton.jit
-def settle(
+def finish_rows(
     sums,  # (parts, R)
-    aims,  # (R,)
+    shifts,  # (R,)
     targets,  # (tokens,)
     rows,  # (R, depth)
     w,  # (V padded, columns)
@@ -110,7 +110,7 @@ def settle(
     m = tl.zeros((BLOCK,), tl.float32)
     for part in range(0, tl.max(parts, 0)):
         m += tl.load(sums + part * count + row, mask=part < parts, other=0.0)
-    c = tl.load(aims + row, mask=own, other=float("inf"))
+    c = tl.load(shifts + row, mask=own, other=float("inf"))
     label = tl.load(targets + row // experts, mask=own, other=-1)
     known = (label >= 0) & (label < labels)
     loss = tl.where(c == float("inf"), float("inf"), tl.log(m))
@@ -133,7 +133,7 @@ def settle(
                     few,
                     high,
                     tl.load(targets + few // experts, mask=high, other=0),
-                    tl.load(aims + few, mask=high, other=0.0),
+                    tl.load(shifts + few, mask=high, other=0.0),
                     labels,
                     padded,
                     depth,

@@ -153,9 +153,9 @@ def tokens_at_once(
     logit = size + (0 if settings.engine == "triton" else 3 * exact)
     operands = 2 * size + (0 if settings.engine == "triton" else 2 * exact)
     direct = _direct_missing(settings.engine, weight, bias, settings.dtype) is None
-    arranged = size if direct else 0  # the labels again, for exp_gemm
+    packed = size if direct else 0  # the labels again, for exp_gemm
     fixed = tokens * experts * (width * size + ROW_BYTES)
-    fixed += labels * columns * (size + exact + arranged)
+    fixed += labels * columns * (size + exact + packed)
     room = (settings.memory - fixed) // (experts * (labels * logit + columns * operands))
     least = -(-MIN_ROWS // experts)
     most = at_most(CHUNK_ELEMENTS, weight, experts * labels)
