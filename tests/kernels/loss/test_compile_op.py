@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, library
 
 from drill.kernels.loss import chunk_plan
-from drill.kernels.loss.chunk_plan import Settings, fits_in_one_chunk
+from drill.kernels.loss.chunk_plan import NllOptions, fits_in_one_chunk
 from drill.kernels.loss.chunked import backward_pass, forward_pass
 from drill.kernels.loss.compile_op import compiled_nll, nll_op
 from drill.kernels.runtime import padding
@@ -25,8 +25,8 @@ def padded(monkeypatch):
     monkeypatch.setitem(padding.ALIGN, "cpu", 8)
 
 
-def settings(engine: str, memory: int = 2**20, dtype=torch.float32) -> Settings:
-    return Settings(IGNORE_INDEX, 0.1, dtype, engine, memory)
+def settings(engine: str, memory: int = 2**20, dtype=torch.float32) -> NllOptions:
+    return NllOptions(IGNORE_INDEX, 0.1, dtype, engine, memory)
 
 
 def losses(given: Problem, engine: Engine, memory: int) -> Tensor:

@@ -202,7 +202,7 @@ def budget(dtype: torch.dtype, share: float) -> int:
 def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_several(small_blocks):
     plans = []
     for dtype, share in itertools.product((torch.float32, torch.bfloat16), SHARES):
-        settings = chunk_plan.Settings(IGNORE_INDEX, 0.0, dtype, "chunked", budget(dtype, share))
+        settings = chunk_plan.NllOptions(IGNORE_INDEX, 0.0, dtype, "chunked", budget(dtype, share))
         plans.append(chunk_plan.plan(torch.empty(N, k, dtype=dtype), V, settings, keep=True))
     kept = [{chunk.saved is not None for chunk in plan.chunks} for plan in plans]
     assert all(case in kept for case in ({True}, {True, False}, {False}))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss import chunked, token_sweep
-from drill.kernels.loss.chunk_plan import Settings
+from drill.kernels.loss.chunk_plan import NllOptions
 from drill.kernels.loss.nll import nll
 from tests.kernels.device_marks import numpy_warnings
 from tests.kernels.loss.test_nll import (
@@ -190,5 +190,5 @@ def test_blocks_on_a_gpu_fill_the_memory(changed, rows):
     hidden, weight = (torch.empty(n, 640, device="meta") for n in (2**15, 128_000))
     given = {"dtype": torch.bfloat16, "engine": "triton", "memory": 2**30} | changed
     reduction = given.pop("reduction", "mean")
-    found = token_sweep.rows_at_once(reduction, hidden, weight, Settings(-100, 0.0, **given))
+    found = token_sweep.rows_at_once(reduction, hidden, weight, NllOptions(-100, 0.0, **given))
     assert found == rows

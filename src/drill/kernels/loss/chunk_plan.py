@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
         return flat[: self.size].view(-1, self.stride)[:, : self.right - self.left]
 
 
-class Settings(NamedTuple):
+class NllOptions(NamedTuple):
     """The options of a call."""
 
     ignore_index: int
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
     by_label: list[Chunk] | None = None  # for the gradient of labels, where rows are in blocks
 
 
-def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
+def plan(hidden: Tensor, labels: int, settings: NllOptions, keep: bool) -> Plan:
     """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is saved.
 
     ``memory`` is shared out: about half to the chunk at work, a quarter to float32 sums and copies
@@ -112,7 +112,7 @@ def plan(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> Plan:
     return Plan(tiles, used, list(by_label))
 
 
-def max_saved_elements(hidden: Tensor, labels: int, settings: Settings, keep: bool) -> int:
+def max_saved_elements(hidden: Tensor, labels: int, settings: NllOptions, keep: bool) -> int:
     """An upper bound of the saved elements, as a formula that ``torch.compile`` can trace."""
     if not keep:
         return 0
@@ -131,7 +131,7 @@ def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iter
             yield Chunk(top, bottom, left, right, stride=aligned(right - left, device))
 
 
-def fits_in_one_chunk(hidden: Tensor, labels: int, settings: Settings) -> bool:
+def fits_in_one_chunk(hidden: Tensor, labels: int, settings: NllOptions) -> bool:
     """Whether all logits fit into memory as one saved chunk, which an engine changes in place."""
     if settings.engine != "triton":
         return False

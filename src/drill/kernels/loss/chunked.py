@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.chunk_plan import Chunk, Settings, fits_in_one_chunk, plan
+from drill.kernels.loss.chunk_plan import Chunk, NllOptions, fits_in_one_chunk, plan
 from drill.kernels.loss.passes import TorchEngine, empty_sums
 from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.loss.token_sweep import rows_at_once, swept_nll
@@ -37,7 +37,7 @@ def forward_pass(
     weight: Tensor,  # (V, k)
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (N,)
-    settings: Settings,
+    settings: NllOptions,
     keep: bool,
     saved: Tensor | None = None,  # room for the saved logits, flat
 ) -> tuple[Tensor, Tensor, Tensor]:  # losses (N,), lse (N,), saved logits (flat)
@@ -76,7 +76,7 @@ def backward_pass(
     targets: Tensor,  # (N,)
     lse: Tensor,  # (N,)
     saved: Tensor | None,  # flat; overwritten; None: compute all logits again
-    settings: Settings,
+    settings: NllOptions,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     inputs = (scale, hidden, weight, bias, targets, lse)
@@ -104,7 +104,7 @@ def _sweep(
     tiles: list[Chunk],
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor],
     saved: Tensor | None,
-    settings: Settings,
+    settings: NllOptions,
     hidden_grad: Tensor | None,  # (N, k), written
     weight_grad: Tensor | None,  # (V, k), written
     bias_grad: Tensor | None,  # (V,), added to
@@ -196,7 +196,7 @@ def _whole_forward(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    settings: Settings,
+    settings: NllOptions,
     saved: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``forward_pass`` with one chunk, written out: at this size every microsecond shows."""
@@ -219,7 +219,7 @@ def _whole_backward(
     targets: Tensor,
     lse: Tensor,
     saved: Tensor | None,
-    settings: Settings,
+    settings: NllOptions,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """``backward_pass`` with one chunk. The padding of the logits is 0 and stays so."""
@@ -268,7 +268,7 @@ class _NLL(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        settings: Settings,
+        settings: NllOptions,
     ) -> Tensor:
         losses, lse, saved = forward_pass(hidden, weight, bias, targets, settings, keep=True)
         passes = engine_named(settings.engine)
@@ -297,7 +297,7 @@ def chunked_nll(
     weight: Tensor,  # (V, k)
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (N,)
-    settings: Settings,
+    settings: NllOptions,
 ) -> Tensor:  # () or, with reduction "none", (N,)
     """The loss by the plan of this module, or by ``token_sweep`` where that serves."""
     if not wants_gradients(hidden, weight, bias):

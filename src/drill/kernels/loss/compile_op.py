@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, library
 
-from drill.kernels.loss.chunk_plan import Settings, max_saved_elements
+from drill.kernels.loss.chunk_plan import NllOptions, max_saved_elements
 from drill.kernels.loss.chunked import backward_pass, forward_pass, wants_gradients
 
 
@@ -22,19 +22,19 @@ def nll_op(
     memory: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
-    room = hidden.new_empty(
+    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
+    saved = hidden.new_empty(
         max_saved_elements(hidden, weight.shape[0], settings, keep), dtype=dtype
     )
-    losses, lse, _ = forward_pass(hidden, weight, bias, targets, settings, keep, room)
-    return losses, lse, room
+    losses, lse, _ = forward_pass(hidden, weight, bias, targets, settings, keep, saved)
+    return losses, lse, saved
 
 
 @nll_op.register_fake
 def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
     per_token = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(dtype, torch.float32))
     # An upper bound: the plan must not be traced, or each number of tokens would be compiled again.
-    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
     size = max_saved_elements(hidden, weight.shape[0], settings, keep)
     return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
 
@@ -55,10 +55,10 @@ def nll_backward_op(
     memory: int,
     wanted: list[bool],
 ) -> list[Tensor]:
-    settings = Settings(ignore_index, smoothing, dtype, engine, memory)
+    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
     own = saved.clone() if saved.numel() else None  # an operator must not write into its inputs
-    asked = cast(tuple[bool, bool, bool], tuple(wanted))
-    grads = backward_pass(scale, hidden, weight, bias, targets, lse, own, settings, asked)
+    needs_grad = cast(tuple[bool, bool, bool], tuple(wanted))
+    grads = backward_pass(scale, hidden, weight, bias, targets, lse, own, settings, needs_grad)
     return [grad for grad in grads if grad is not None]
 
 
@@ -85,14 +85,17 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         for need, x in zip(ctx.needs_input_grad[:3], ctx.saved_tensors[:3], strict=True)
     ]
     made = iter(nll_backward_op(grad, *ctx.saved_tensors, *ctx.settings, wanted))
-    return (*(next(made) if want else None for want in wanted), *(None for _ in range(7)))
+    return (
+        *(next(made) if want else None for want in wanted),
+        *(None for _ in range(7)),
+    )  # targets, five options, keep
 
 
 nll_op.register_autograd(_backward, setup_context=_setup_context)
 
 
 def compiled_nll(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: NllOptions
 ) -> Tensor:
     """``chunked_nll`` with reduction "none", for use inside ``torch.compile``."""
     keep = wants_gradients(hidden, weight, bias)

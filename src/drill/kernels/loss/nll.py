@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head, check_targets
-from drill.kernels.loss.chunk_plan import Settings
+from drill.kernels.loss.chunk_plan import NllOptions
 from drill.kernels.loss.chunked import chunked_nll
 from drill.kernels.loss.compile_op import compiled_nll
 from drill.kernels.runtime.checks import is_integer, is_number, one_of, require
@@ -100,7 +100,7 @@ def nll(
     if impl == "reference":
         losses = _reference(rows, weight, flat, bias, ignore_index, label_smoothing)
         return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
-    settings = Settings(ignore_index, label_smoothing, dtype, impl, memory)
+    settings = NllOptions(ignore_index, label_smoothing, dtype, impl, memory)
     bias = None if bias is None else bias.contiguous()
     if torch.compiler.is_compiling():
         losses = compiled_nll(rows, weight, bias, flat, settings)

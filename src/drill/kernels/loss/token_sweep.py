@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, Settings, fits_in_one_chunk
+from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, NllOptions, fits_in_one_chunk
 from drill.kernels.loss.passes import target_column
 from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.runtime.autograd import require_plain_backward
@@ -39,7 +39,7 @@ FEWEST_ROWS = 64
 _ROWS_FIRST = torch.contiguous_format
 
 
-def rows_at_once(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+def rows_at_once(reduction: str, hidden: Tensor, weight: Tensor, settings: NllOptions) -> int:
     """Tokens of a block; 0 if one sweep over the tokens cannot compute this loss."""
     tokens = hidden.shape[0]
     missing = _why_not(reduction, hidden, weight, settings)
@@ -59,7 +59,7 @@ def rows_at_once(reduction: str, hidden: Tensor, weight: Tensor, settings: Setti
     return 0
 
 
-def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings) -> str | None:
+def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: NllOptions) -> str | None:
     if hidden.shape[0] == 0:
         return "no tokens"
     if reduction == "none":
@@ -77,13 +77,13 @@ def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: Settings)
     return None
 
 
-def _cpu_room(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+def _cpu_room(hidden: Tensor, weight: Tensor, settings: NllOptions) -> int:
     """Rows that fit: besides its logits, each has a copy of its hidden state."""
     each = sum(weight.shape) * settings.dtype.itemsize
     return (settings.memory - ROW_BYTES * hidden.shape[0]) // each
 
 
-def _gpu_room(hidden: Tensor, weight: Tensor, settings: Settings) -> int:
+def _gpu_room(hidden: Tensor, weight: Tensor, settings: NllOptions) -> int:
     """Rows that fit next to the labels in the dtype of the products and float32 sums for them."""
     dtype, size = settings.dtype, settings.dtype.itemsize
     (labels, width), padded = weight.shape, aligned(weight.shape[0], weight.device.type)
@@ -110,7 +110,7 @@ def _sweep(
     weight: Tensor,  # (V, k)
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (N,)
-    settings: Settings,
+    settings: NllOptions,
     rows: int,
     wanted: tuple[bool, bool, bool],
 ) -> Swept:
@@ -153,7 +153,7 @@ def _gpu_block(
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (R,)
     share: Tensor,  # ()
-    settings: Settings,
+    settings: NllOptions,
     bias_grad: Tensor | None,  # (V,), added to
 ) -> tuple[Tensor, None]:
     """The losses (R,) and logits' gradients by the passes of ``chunked``."""
@@ -182,7 +182,7 @@ def _cpu_block(
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (R,)
     share: Tensor,  # ()
-    settings: Settings,
+    settings: NllOptions,
     bias_grad: Tensor | None,  # (V,), added to
 ) -> tuple[Tensor, Tensor]:
     """The losses (R,) and the factor share / m (R, 1), 0 for a token that is ignored."""
@@ -216,7 +216,7 @@ class _OneSweep(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        settings: Settings,
+        settings: NllOptions,
         rows: int,
     ) -> Tensor:
         ctx.how = (settings, rows, ctx.needs_input_grad[1:4])
@@ -242,7 +242,7 @@ def swept_nll(
     weight: Tensor,  # (V, k)
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (N,)
-    settings: Settings,
+    settings: NllOptions,
     rows: int,
 ) -> Tensor:  # ()
     """The loss by the sweep of this module, ``rows_at_once`` being its rows."""

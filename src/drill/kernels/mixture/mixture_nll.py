@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head
-from drill.kernels.loss.chunk_plan import ROW_BYTES, Settings
+from drill.kernels.loss.chunk_plan import ROW_BYTES, NllOptions
 from drill.kernels.loss.chunked import wants_gradients
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
@@ -96,7 +96,7 @@ def mixture_nll(
         impl = choose(tokens * experts, weight.shape[0], dtype, contexts.device).impl
     if impl == "triton":
         require_triton(contexts.device, dtype)
-    settings = Settings(ignore_index, 0.0, dtype, impl, memory)
+    settings = NllOptions(ignore_index, 0.0, dtype, impl, memory)
     tensors = (log_prior, contexts, weight, bias)
     missing = _why_apart(reduction, impl, wants_gradients(*tensors))
     at_once = 0
@@ -138,7 +138,7 @@ def _why_apart(reduction: str, impl: str, trained: bool) -> str | None:
 
 
 def tokens_at_once(
-    tokens: int, experts: int, weight: Tensor, bias: Tensor | None, settings: Settings
+    tokens: int, experts: int, weight: Tensor, bias: Tensor | None, settings: NllOptions
 ) -> int:
     """Tokens of a chunk so that all that a sweep makes fits into ``memory``; 0 if it cannot.
 
@@ -191,7 +191,7 @@ def _sweep(
     weight: Tensor,  # (V, k)
     bias: Tensor | None,  # (V,)
     targets: Tensor,  # (N,)
-    settings: Settings,
+    settings: NllOptions,
     at_once: int,
     wanted: tuple[bool, bool, bool],  # contexts, weight, bias
 ) -> Swept:
@@ -319,7 +319,7 @@ class _OneSweep(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        settings: Settings,
+        settings: NllOptions,
         at_once: int,
     ) -> Tensor:
         wanted = ctx.needs_input_grad[2:5]
@@ -368,7 +368,7 @@ def _apart(
     bias: Tensor | None,
     targets: Tensor,
     reduction: Reduction,
-    settings: Settings,
+    settings: NllOptions,
 ) -> Tensor:
     """-logsumexp_e(log pi_e - nll_e), each expert's token a token of its own for ``nll``."""
     ignore_index = settings.ignore_index
