@@ -198,55 +198,6 @@ def test_both_sides_of_the_dual_map_are_their_equations(embedding, residual, map
     torch.testing.assert_close(layer.context(hidden), side(hidden, layer.context_map.linear))
 
 
-# -- the masks ----------------------------------------------------------------------------------
-
-
-def bare(embedding: nn.Embedding, **options) -> DeepResidual:
-    """A layer whose labels are E times its masks: identity maps, nothing added."""
-    layer = DeepResidual(embedding, activation="none", residual=False, map_bias=False, **options)
-    set_map(layer, torch.eye(embedding.embedding_dim))
-    return layer.train()
-
-
-def masks_of(layer: DeepResidual) -> Tensor:
-    return (layer.labels() / layer.label_weight).detach()
-
-
-@pytest.fixture
-def wide():
-    torch.manual_seed(0)
-    return nn.Embedding(30, 400, _weight=torch.rand(30, 400) + 1)
-
-
-@PLACES
-def test_a_locked_mask_is_shared_by_all_labels_and_fresh_at_every_call(wide, dropout_at):
-    layer = bare(wide, depth=1, dropout=0.6, locked=True, dropout_at=dropout_at)
-    mask, other = masks_of(layer), masks_of(layer)
-    torch.testing.assert_close(mask, mask[:1].expand_as(mask))
-    assert (mask[0] == 0).float().mean().sub(0.6).abs() < 0.1
-    torch.testing.assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 1 / 0.4))
-    assert not torch.equal(mask[0] == 0, other[0] == 0)
-
-
-@PLACES
-def test_locked_masks_of_two_maps_are_drawn_apart(wide, dropout_at):
-    mask = masks_of(bare(wide, depth=2, dropout=0.5, locked=True, dropout_at=dropout_at))[0]
-    assert (mask != 0).float().mean().sub(0.25).abs() < 0.1  # 0.5 if one mask served both
-    torch.testing.assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 4.0))
-
-
-@PLACES
-def test_standard_dropout_drops_every_entry_for_itself(wide, dropout_at):
-    mask = masks_of(bare(wide, depth=1, dropout=0.5, locked=False, dropout_at=dropout_at))
-    assert (mask == 0).float().mean().sub(0.5).abs() < 0.03
-    torch.testing.assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 2.0))
-    dropped = (mask == 0).float() - 0.5  # 4 * mean product is the correlation
-    between_labels = (dropped[0] * dropped[1:]).mean(1)
-    between_dimensions = (dropped[:, 0, None] * dropped[:, 1:]).mean(0)
-    assert between_labels.abs().max() < 0.08
-    assert between_dimensions.mean().abs() < 0.08
-
-
 def test_dropout_of_a_dual_map_leaves_contexts_alone():
     layer, hidden, _ = given("dual locked", 6, train=True)
     assert torch.equal(layer.context(hidden), layer.context(hidden))

@@ -79,20 +79,6 @@ def test_the_loss_follows_the_equation(counts, proposal):
         torch.testing.assert_close(layer.nll(hidden, targets, reduction="none")[n], truth)
 
 
-@PROPOSALS
-def test_the_loss_approaches_the_exact_one_as_samples_grow(proposal):
-    torch.manual_seed(0)
-    layer = sampled(proposal=proposal)
-    hidden, targets = batch(layer, 50)
-    exact = layer.layer.nll(hidden, targets)
-    errors = []
-    for samples in (10, 1000, 100_000):
-        layer.samples = samples
-        errors.append((layer.nll(hidden, targets) - exact).abs().item())
-    assert errors[2] < errors[1] < errors[0]
-    assert errors[2] < 0.005
-
-
 def test_a_token_whose_draws_are_all_hits_costs_nothing_and_has_finite_gradients():
     layer = sampled()
     hidden, targets = batch(layer, 3)
@@ -213,16 +199,6 @@ def test_only_targets_and_samples_are_encoded_and_trained(name):
         assert grad.any(1).nonzero()[:, 0].tolist() == touched
     if layer.bias is not None:
         assert layer.bias.grad.nonzero()[:, 0].tolist() == touched
-
-
-def test_distinct_ids_without_waiting_for_their_number(monkeypatch):
-    ids = torch.tensor([4, 1, 4, 9, 1, 1, 0])
-    for labels, size in ((V, 4), (V, 7), (5, 5), (4, 4)):
-        rows, place = distinct(ids, labels, wait=True)
-        assert len(rows) == size
-        assert sorted(set(rows.tolist())) == [0, 1, 4, 9]
-        assert torch.equal(rows[place], ids)
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
 
 
 def test_rows_filled_up_give_the_same_loss_and_gradients(monkeypatch):
