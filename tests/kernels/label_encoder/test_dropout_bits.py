@@ -38,18 +38,6 @@ def test_the_share_and_the_scale_are_those_of_dropout(dropout, device):
 
 
 @triton_devices
-def test_maps_labels_and_columns_are_dropped_for_themselves(device):
-    kept = (drawn(200, 200, 9, 0.5, device) != 0).double() - 0.5
-    deviation = 0.25 / (200 * 200) ** 0.5
-    for a, b in itertools.combinations(range(9), 2):
-        assert (kept[a] * kept[b]).mean().abs() < 5 * deviation
-    for shift in (1, 2, 7, 8, 16, 32):  # halves of a word, words, bytes, several of them
-        for dimension in (1, 2):
-            together = (kept * kept.roll(shift, dimension)).mean((1, 2))
-            assert together.abs().max() < 5 * deviation
-
-
-@triton_devices
 def test_what_is_dropped_depends_on_map_label_and_column_alone(device):
     few, many = drawn(40, 30, 3, 0.5, device), drawn(100, 130, 9, 0.5, device)
     assert torch.equal(few, many[:3, :40, :30])
@@ -65,15 +53,6 @@ def test_any_dropout_is_near_keeps_the_mean_and_keeps_something(dropout, device)
     assert share * kept.scale == pytest.approx(1, rel=1e-12)
 
 
-@triton_devices
-def test_dropout_near_one_drops_what_it_says(device):
-    masks = drawn(800, 200, 9, 0.9999, device)
-    kept = round(0.0001 * DRAWS)  # of DRAWS
-    expected = masks.numel() * kept / DRAWS
-    assert abs((masks != 0).sum().item() - expected) < 5 * expected**0.5
-    assert masks.max() == DRAWS / kept
-
-
 def philox(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
     """Four random words by 7 rounds of philox 4x32 (Salmon et al., 2011)."""
     a, b, c, d = counter
@@ -85,11 +64,12 @@ def philox(key: int, counter: tuple[int, int, int, int]) -> tuple[int, int, int,
     return a, b, c, d
 
 
+@pytest.mark.parametrize("dropped", [DRAWS // 3, DRAWS - 2000])
 @triton_devices
-def test_numbers_are_those_of_philox(device):
+def test_numbers_are_those_of_philox(device, dropped):
     from drill.kernels.label_encoder.dropout_bits import draw
 
-    key, dropped = 0x123456789ABCDEF, DRAWS // 3
+    key = 0x123456789ABCDEF
     seed = torch.tensor([key], device=device)
     masks = KeptBits(draw(5, 19, 6, dropped, seed), 19, dropped).masks()
     for map_, label, column in itertools.product(range(6), range(5), range(19)):

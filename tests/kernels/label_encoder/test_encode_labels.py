@@ -269,17 +269,6 @@ def test_a_nan_in_one_label_stays_with_that_label(products, dropout, multiply):
 
 
 @interpreted
-@pytest.mark.parametrize("locked", [True, False])
-@by_whom
-def test_masks_are_fresh_for_every_call_and_off_in_evaluation(products, locked, multiply):
-    multiply(products)
-    layer = fused(20, 16, dropout=0.5, locked=locked)
-    assert not torch.equal(layer.labels(), layer.labels())
-    layer.eval()
-    assert torch.equal(layer.labels(), layer.labels())
-
-
-@interpreted
 @by_whom
 def test_second_derivatives_and_batches_of_gradients_raise(products, multiply):
     multiply(products)

@@ -1,6 +1,5 @@
 """The chunked loss for any size and option, and what it never puts into memory."""
 
-from functools import cache
 from unittest import mock
 
 import pytest
@@ -57,12 +56,11 @@ def test_the_chunked_loss_is_the_cross_entropy_of_the_logits(
     torch.testing.assert_close(grads, torch.autograd.grad(truth.square().sum(), leaves))
 
 
-V, k, MEMORY = 1500, 8, 256 * 2**10
+V, k = 1500, 8
 
 
-def spent(N: int, impl: str, *, train: bool = True, dtype=torch.float32, **options) -> Allocations:
-    hidden = torch.randn(N, k, dtype=dtype, requires_grad=True)
-    weight = torch.randn(V, k, dtype=dtype, requires_grad=True)
+def spent(N: int, impl: str, *, train: bool = True, **options) -> Allocations:
+    hidden, weight = (torch.randn(n, k, requires_grad=True) for n in (N, V))
     targets = torch.randint(V, (N,))
     with torch.set_grad_enabled(train), Allocations() as allocations:
         loss = nll(hidden, weight, targets, impl=impl, **options)
@@ -71,30 +69,8 @@ def spent(N: int, impl: str, *, train: bool = True, dtype=torch.float32, **optio
     return allocations
 
 
-@cache
-def spent_in_chunks(N: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The largest tensor and the peak, of a budget that makes many chunks: seconds each."""
-    allocations = spent(N, "chunked", memory=MEMORY, label_smoothing=0.1, dtype=dtype)
-    return allocations.largest, allocations.peak
-
-
 def test_what_is_measured_shows_the_logits_of_plain_pytorch():
     assert spent(256, "reference").largest == 256 * V * 4
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_no_tensor_is_larger_than_the_budget_or_the_gradients(dtype):
-    for N in (128, 8 * 128):
-        bound = max(MEMORY, N * k * 4, V * k * 4)  # what is kept, and the gradients in float32
-        assert spent_in_chunks(N, dtype)[0] <= bound
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_peak_memory_hardly_grows_with_the_number_of_tokens(dtype):
-    few, many = (spent_in_chunks(N, dtype)[1] for N in (128, 8 * 128))
-    logits = 8 * 128 * V * 4
-    assert many < logits / 16
-    assert many - few < 8 * 128 * 20 * 4  # some numbers a token, next to its gradient
 
 
 @pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 16), (750, 500, 16), (400, 1500, 8)])
@@ -106,10 +82,12 @@ def test_peak_memory_is_the_budget_and_the_gradients(dtype, N, V, k, autocast):
     hidden, weight = (torch.randn(n, k, dtype=dtype, requires_grad=True) for n in (N, V))
     targets = torch.randint(V, (N,))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Allocations() as allocations:
-        nll(hidden, weight, targets, impl="chunked", memory=budget).backward()
+        options = {"impl": "chunked", "memory": budget, "label_smoothing": 0.1}
+        nll(hidden, weight, targets, **options).backward()
     gradients = (N + V) * k * dtype.itemsize
     tokens = 64 * N  # targets, running sums and the like
     assert allocations.peak <= 1.25 * budget + gradients + tokens
+    assert allocations.largest <= max(budget, N * k * 4, V * k * 4)  # gradients are in float32
 
 
 def test_evaluation_keeps_no_logits():

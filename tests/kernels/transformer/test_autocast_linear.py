@@ -66,19 +66,6 @@ def test_what_is_frozen_has_no_gradient(device):
     assert bias.grad.any()
 
 
-@cpu_and_cuda
-def test_weights_are_cast_together_and_those_of_that_dtype_left(device):
-    _, weight, bias = problem(device, True)
-    half = weight.detach().bfloat16()
-    first, second = cast_together([(weight, bias), (half, None)], torch.bfloat16)
-    assert torch.equal(first.half, weight.bfloat16())
-    assert torch.equal(first.half_bias, bias.bfloat16())
-    assert first.weight is weight
-    assert not first.half.requires_grad
-    assert second.half is half
-    assert second.half_bias is None
-
-
 @pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
 @cpu_and_cuda
 def test_several_products_of_one_are_those_of_each(device, half):
