@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from drill.data import DataError
 from drill.language_modeling.evaluation.cache_pointer import (
@@ -126,11 +124,6 @@ def test_search_finds_what_single_evaluations_find(name, published):
     assert found.best.settings["lamb"] > 0
 
 
-def test_cell_with_an_impossible_word_is_not_the_best():
-    found = cache_search(language_model(), np.arange(V), thetas=(1.0,), lambs=(1.0, 0.1))
-    assert [cell.result is None for cell in found.cells] == [True, False]
-
-
 def test_limit_reads_the_beginning_only():
     model, ids = language_model(), text(60)
     few = cache_search(model, ids, thetas=(1.0,), lambs=(0.1,), limit=20)
@@ -186,26 +179,3 @@ def test_autocast_is_for_the_model_not_for_similarities(monkeypatch):
     )
     assert searched.best.result == coarse
     assert set(kinds) == {torch.float32}
-
-
-@given(
-    cached=st.integers(0, 6),
-    queries=st.integers(1, 7),
-    window=st.integers(1, 8),
-    theta=st.floats(-3, 3),
-    seed=st.integers(0, 99),
-)
-def test_pointers_of_any_shape_are_as_one_by_one(cached, queries, window, theta, seed):
-    generator = torch.Generator().manual_seed(seed)
-    h = torch.randn(cached + queries, 3, generator=generator, dtype=torch.float64)
-    y = torch.randint(3, (cached + queries,), generator=generator)
-    found = pointer_log_probs(h, y, cached, window, torch.tensor([theta, 0.0], dtype=torch.float64))
-    for number, value in enumerate((theta, 0.0)):
-        for t in range(cached, cached + queries):
-            own = range(max(0, t - window), t)
-            if not own:
-                assert found[number, t - cached].isnan()  # there is no cache to point into
-                continue
-            weights = torch.softmax(value * h[own.start : t] @ h[t], dim=0)
-            p = weights[y[own.start : t] == y[t]].sum()
-            torch.testing.assert_close(found[number, t - cached].exp(), p)

@@ -17,7 +17,6 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     Statistics,
     checked_parameters,
     gradient_statistics,
-    text_fingerprint,
     weights_fingerprint,
 )
 from drill.language_modeling.evaluation.perplexity import perplexity
@@ -322,11 +321,3 @@ def test_parameters_of_past_decode_have_no_rate():
     plain = LanguageModel(AwdLstm(embedding, 5, 2), TiedSoftmax(embedding))
     past = LanguageModel(plain.encoder, plain.layer, PastDecode(embedding))
     assert checked_parameters(past).keys() == checked_parameters(plain).keys()
-
-
-def test_text_is_its_ids_and_its_batch_size():
-    ids = torch.arange(12)
-    prints = {text_fingerprint(ids.view(shape)) for shape in ((12, 1), (6, 2), (4, 3))}
-    assert len(prints) == 3
-    assert text_fingerprint(ids.view(12, 1)) == text_fingerprint(torch.arange(12).view(12, 1))
-    assert text_fingerprint(ids.view(12, 1)) not in text_fingerprint(ids.flip(0).view(12, 1))

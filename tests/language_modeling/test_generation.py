@@ -222,6 +222,3 @@ def test_top_k_and_top_p_draw_from_the_likeliest():
             assert WORDS.index(word) in order[:count]
             words.append(word)
         assert len(set(words)) > 1
-    greedy = list(generate(model, VOCABULARY, tokens=20, temperature=0))
-    for options in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-300}):
-        assert list(generate(model, VOCABULARY, tokens=20, seed=1, **options)) == greedy

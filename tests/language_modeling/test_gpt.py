@@ -17,7 +17,6 @@ from drill.language_modeling.evaluation.frequency_bands import SUBWORD_EDGES
 from drill.report.results.ledger import record
 from drill.training.device import meta_init
 from drill.training.settings import recipe
-from tests.cli_workspace import typed
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
@@ -70,14 +69,7 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def drill(place, monkeypatch, capfd):
-    return typed(place, monkeypatch, capfd)
-
-
-@pytest.fixture
-def run(place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+def run(here):
     return load("runs/gpt", device="cpu")
 
 

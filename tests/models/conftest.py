@@ -1,9 +1,6 @@
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+def own_seed(seeded):
+    """Every test."""

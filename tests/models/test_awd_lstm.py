@@ -117,20 +117,6 @@ def test_the_recurrent_weight_is_one_parameter_in_every_mode():
     assert all(before[n] is after[n] for n in names)
 
 
-def test_evaluation_is_a_plain_lstm_with_the_raw_weights():
-    encoder, ids = make(dtype=torch.float32, **dict.fromkeys(SITES, 0.5)), text()
-    encoder(ids).output.sum().backward()  # nothing of a training step may stay behind
-    encoder.eval()
-    x = encoder.embedding(ids)
-    for lstm in encoder.lstms:
-        plain = nn.LSTM(lstm.input_size, lstm.hidden_size)
-        plain.load_state_dict(lstm.state_dict())
-        x, _ = plain.eval()(x)
-    encoded = encoder(ids)
-    assert torch.equal(encoded.output, x)
-    assert torch.equal(encoded.raw, x)
-
-
 @pytest.mark.gpu
 def test_weight_drop_on_cudnn_is_active_and_never_warns():
     encoder = make(dtype=torch.float32, weight_drop=0.5).cuda()

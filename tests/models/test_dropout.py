@@ -54,19 +54,6 @@ def test_a_locked_mask_is_shared_over_time_and_differs_between_sequences_and_cal
     assert not torch.equal(mask, locked_dropout(x, 0.6))
 
 
-def test_row_dropout_loses_a_word_wherever_it_stands():
-    ids = torch.arange(V).repeat(3).view(-1, 2)
-    mask = row_dropout(torch.ones(*ids.shape, H), ids, V, 0.2)
-    assert torch.equal(mask, mask[..., :1].expand_as(mask))  # whole rows
-    words = mask[..., 0].flatten().view(3, V)
-    assert torch.equal(words[0], words[1])
-    assert torch.equal(words[0], words[2])
-    torch.testing.assert_close(words.unique(), torch.tensor([0.0, 1.25]))
-    assert abs((words == 0).float().mean().item() - 0.2) < 0.06
-    again = row_dropout(torch.ones(*ids.shape, H), ids, V, 0.2)
-    assert not torch.equal(mask, again)
-
-
 def test_row_dropout_equals_a_table_with_dropped_rows_and_leaves_the_table_alone():
     table = torch.randn(V, H, dtype=torch.float64, requires_grad=True)
     ids = torch.randint(V, (T, B))

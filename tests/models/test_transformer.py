@@ -1,4 +1,4 @@
-"""The Transformer against torch's own blocks, its masks, its dropout and its start values."""
+"""The Transformer against torch's own blocks, its masks, dropout, start values and single steps."""
 
 import math
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.models import Transformer
+from drill.models.transformer.decoding_cache import STEPS_AT_ONCE
 from drill.models.transformer.inputs import sinusoids
 from drill.models.transformer.transformer import PRESETS
 from tests.models.small_transformers import (
@@ -90,22 +91,6 @@ def test_more_padding_changes_nothing(norm):
     torch.testing.assert_close(found[real], model(source, target)[real], rtol=0, atol=1e-12)
 
 
-def test_a_sentence_does_not_see_its_neighbours():
-    model, source, target = make(), ragged(S), ids(B, T)
-    together = model(source, target)
-    for i in range(B):
-        alone = model(source[i : i + 1, : S - i], target[i : i + 1])
-        torch.testing.assert_close(together[i : i + 1], alone, rtol=0, atol=1e-12)
-
-
-def test_a_position_does_not_see_the_ones_after_it():
-    model, source, target = make(), ids(1, S), ids(1, T)
-    before = model(source, target)
-    target[0, 3] = target[0, 3] % (V - 1) + 1
-    moved = (model(source, target) - before).abs().sum(-1)[0] > 1e-9
-    assert moved.tolist() == [False, False, False, True, True]
-
-
 def test_an_empty_sentence_is_one_pad_however_it_is_padded():
     model, target = make(), ids(1, T)
     bare = model(torch.empty(1, 0, dtype=torch.int64), target)
@@ -127,6 +112,67 @@ def test_both_dropouts_are_on_in_training_and_off_in_evaluation(dropout, attenti
     assert model.encoder[0].feedforward.dropout == model.dropout == dropout
     model.eval()
     assert torch.equal(model(source, target), model(source, target))
+
+
+@both_norms
+@pytest.mark.parametrize("room", [None, STEPS_AT_ONCE + 6], ids=["growing", "fixed"])
+@torch.no_grad()
+def test_steps_are_the_whole_decoded(norm, room):
+    model, source, length = make(norm, shared=False), ragged(S), STEPS_AT_ONCE + 3
+    target = ids(B, length)
+    memory = model.encode(source)
+    cache = model.start(memory, room=room)
+    steps = torch.stack([model.step(target[:, t], cache) for t in range(length)], dim=1)
+    assert cache.length == length
+    torch.testing.assert_close(steps, model.decode(target, memory), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("room", [None, STEPS_AT_ONCE + 6], ids=["growing", "fixed"])
+@torch.no_grad()
+def test_hypotheses_are_reordered_and_sentences_left_behind(room):
+    model, K = make(), 4
+    memory = model.encode(ragged(S))
+    prefixes = ids(B * K, 3)
+    cache = model.start(memory, hypotheses=K, room=room)
+    for t in range(3):
+        model.step(prefixes[:, t], cache)
+    rows = torch.tensor([1, 1, 0, 3, 7, 4, 4, 4, 8, 9, 11, 8])  # each within its sentence
+    for _ in range(STEPS_AT_ONCE):
+        cache.reorder(rows)
+        following = ids(B * K, 1)
+        prefixes = torch.cat([prefixes[rows], following], dim=1)
+        found = model.step(following[:, 0], cache)
+        rows = rows.roll(1).view(B, K).sort(0).values.flatten() % K + rows // K * K
+    assert cache.length > STEPS_AT_ONCE
+    whole = model.decode(prefixes, memory.repeat(K))[:, -1]
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-11)
+
+    cache.select(torch.tensor([2, 0]))
+    kept = [*range(8, 12), *range(4)]
+    last = ids(2 * K, 1)
+    found = model.step(last[:, 0], cache)
+    prefixes = torch.cat([prefixes[kept], last], dim=1)
+    left = type(memory)(memory.states[[2, 0]], memory.mask[[2, 0]])
+    whole = model.decode(prefixes, left.repeat(K))[:, -1]
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_steps_keep_the_precision_of_autocast():
+    model, source, target = make().float().eval(), ids(B, S), ids(B, T)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        memory = model.encode(source)
+        cache = model.start(memory)
+        steps = torch.stack([model.step(target[:, t], cache) for t in range(T)], dim=1)
+        whole = model.decode(target, memory)
+    torch.testing.assert_close(steps, whole, rtol=0.05, atol=0.05)
+
+
+def test_steps_with_gradients_raise():
+    model = make()
+    cache = model.start(model.encode(ids(1, S)))
+    with pytest.raises(RuntimeError, match=r"under torch.no_grad\(\), or all at once to train"):
+        model.step(torch.ones(1, dtype=torch.int64), cache)
 
 
 def test_the_base_model_has_the_published_counts():

@@ -5,12 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from drill.layers import (
-    LAYERS,
     DeepResidual,
     FullSoftmax,
-    MatrixLayer,
     MixtureOfSoftmaxes,
-    OutputLayer,
     TiedSoftmax,
 )
 from drill.models import Transformer
@@ -114,36 +111,6 @@ def test_what_is_frozen_is_not_counted():
     whole = model.parameter_count()
     model.transformer.source_embedding.weight.requires_grad_(False)
     assert model.parameter_count() == whole - V * d
-
-
-def built(name: str, embedding: nn.Embedding) -> OutputLayer:
-    if issubclass(LAYERS[name], MatrixLayer):
-        return LAYERS[name](embedding)
-    options = {"mixture": {"experts": 3}, "sampled": {"samples": 12}}
-    options |= {"adaptive": {"cutoffs": [10, 20]}, "doc": {"experts": [3]}, "mixtape": {"gates": 9}}
-    inner = DeepResidual if name == "mixture" else TiedSoftmax
-    return LAYERS[name](inner(embedding), **options.get(name, {}))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_any_layer_trains_on_the_transformer(name):
-    model, rows = make(lambda e: built(name, e), dropout=0.1), batch()
-    smoothing = 0.0 if name == "sampled" else 0.1  # sampling avoids what smoothing needs
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-
-    def evaluated() -> float:
-        with torch.no_grad():
-            loss = model.eval().loss(*rows, label_smoothing=0.0).item()
-        model.train()
-        return loss
-
-    before = evaluated()
-    for _ in range(12):
-        loss = model.loss(*rows, label_smoothing=smoothing)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert evaluated() < 0.8 * before
 
 
 def test_parts_that_do_not_fit_raise():

@@ -28,6 +28,9 @@ def rank_of(layer: OutputLayer, embedding: nn.Embedding, scale: float = 5.0) -> 
     ids = torch.randint(V, (200,), generator=generator)
     found = log_prob_rank(model, ids, batch_size=2, bptt=7)
     assert (found.tokens, found.labels) == (198, V)
+    assert model.training  # as it was
+    assert model.encoder.embedding is embedding
+    assert embedding.weight.dtype == torch.float32
     return found
 
 
@@ -50,12 +53,3 @@ def test_one_softmax_has_rank_d_plus_2_and_a_mixture_has_not(build, rank):
     assert found.relative == rank
     assert D < found.absolute <= rank
     assert found.bound == (layer.joint_size + 2 if isinstance(layer, MatrixLayer) else None)
-
-
-def test_the_model_is_left_as_it_was():
-    embedding = nn.Embedding(V, D)
-    model = LanguageModel(AwdLstm(embedding, 8, 2), TiedSoftmax(embedding)).train()
-    log_prob_rank(model, torch.arange(20), batch_size=1)
-    assert model.training
-    assert model.layer.embedding is embedding
-    assert embedding.weight.dtype == torch.float32

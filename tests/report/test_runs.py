@@ -1,12 +1,11 @@
 """Reading run folders: complete, running and damaged."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from drill.report import read, record
-from drill.report.results.runs import RunError, distinct_names, read_run, read_runs
+from drill.report.results.runs import RunError, read_run, read_runs
 from drill.training.run.folder import RunFolder
 from tests.report.folders import (
     epoch_row,
@@ -35,13 +34,6 @@ def test_a_run_that_is_still_going_has_no_test(tmp_path):
     run = read_run(folder)
     assert (run.epochs, run.valid, run.test, run.seconds, run.curve) == (0, None, None, None, ())
     assert len(run.faults) == 1
-
-
-def test_names_have_the_parents_that_tell_them_apart():
-    paths = [Path("/tmp/a/my"), Path("/tmp/b/my"), Path("/tmp/other")]
-    assert [*distinct_names(paths).values()] == ["a/my", "b/my", "other"]
-    assert distinct_names([Path("/my"), Path("/b/my")])[Path("/my")] == "/my"
-    assert distinct_names([paths[0], paths[0]]) == {paths[0]: "my"}
 
 
 def test_losses_that_are_not_finite_are_never_the_best(tmp_path):

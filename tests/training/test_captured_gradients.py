@@ -9,16 +9,10 @@ from drill.kernels.runtime import overlap
 from drill.training.cuda_graphs import CapturedGradients
 from tests.tiny_translations import small_translator
 
+pytestmark = pytest.mark.usefixtures("seeded")
 cpu_and_cuda = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 )
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 def make(device: str) -> nn.Sequential:

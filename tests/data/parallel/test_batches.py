@@ -167,11 +167,6 @@ def test_a_pair_over_the_limit_is_named():
         PairBatches(pairs, 9)
 
 
-def test_no_pairs_are_an_error():
-    with pytest.raises(DataError, match=r"PairBatches: .*no pair"):
-        PairBatches(pairs_of([], []))
-
-
 def test_lengths_are_padded_to_a_multiple_and_shapes_repeat():
     pairs = realistic()
     plain, few = PairBatches(pairs, 4096), PairBatches(pairs, 4096, multiple=8)

@@ -67,12 +67,6 @@ def test_missing_and_empty_files_are_named(tmp_path):
         ParallelText.from_files(empty, empty)
 
 
-def test_texts_are_joined_in_order():
-    text = ParallelText.from_pairs([("one", "eins"), ("two", "zwei")])
-    text += ParallelText.from_pairs([("three", "drei")])
-    assert text == ParallelText(["one", "two", "three"], ["eins", "zwei", "drei"])
-
-
 def test_lines_that_are_no_pairs_are_refused():
     with pytest.raises(DataError, match="2 source lines and 1 target lines"):
         ParallelText(["a", "b"], ["c"])
