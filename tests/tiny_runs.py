@@ -121,20 +121,30 @@ def small_run(
     return fit(task, progress)
 
 
+def acting(
+    function: Callable[..., Any], which: int, act: Callable[[], object], *, after: bool = False
+) -> Callable[..., Any]:
+    """``function`` with ``act`` before its call number ``which``, or ``after`` it."""
+    left = which
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0 and not after:
+            act()
+        result = function(*arguments, **options)
+        if left == 0 and after:
+            act()
+        return result
+
+    return counted
+
+
 def after(
     steps: int, optimizer: ScheduledOptimizer, act: Callable[[], object]
 ) -> ScheduledOptimizer:
     """``optimizer`` that calls ``act`` when it has made ``steps`` steps."""
-    step, left = optimizer.step, steps
-
-    def counted(*arguments: Any) -> None:
-        nonlocal left
-        step(*arguments)
-        left -= 1
-        if left == 0:
-            act()
-
-    optimizer.step = counted  # type: ignore[method-assign]
+    optimizer.step = acting(optimizer.step, steps, act, after=True)  # type: ignore[method-assign]
     return optimizer
 
 
@@ -149,16 +159,8 @@ def interrupted_after(
 def interrupted_replays(steps: int, optimizer: str) -> ScheduledOptimizer:
     """The same for steps that are replayed: a optimizer hears of them before."""
     made = OPTIMIZERS[optimizer]()
-    prepare_step, left = made.prepare_step, steps
-
-    def counted(*arguments: Any) -> None:
-        nonlocal left
-        prepare_step(*arguments)
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    made.prepare_step = counted  # type: ignore[method-assign]
+    stop = functools.partial(os.kill, os.getpid(), signal.SIGINT)
+    made.prepare_step = acting(made.prepare_step, steps, stop, after=True)  # type: ignore
     return made
 
 

@@ -3,7 +3,7 @@
 import pytest
 import step
 import torch
-from setting import SIZES
+from setting import SIZES, Setting, Size
 
 from drill.data import Vocabulary
 from drill.language_modeling import build
@@ -73,3 +73,23 @@ def test_a_plain_model_takes_the_step_of_the_optimizer(name):
         plain.step()
     for a, b in zip(made[0].parameters(), made[1].parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_the_model_of_transformers_is_the_recipes():
+    pytest.importorskip("transformers")
+    import gpt
+
+    chosen = gpt.settings("medium", "tied", quick=True)
+    setting = Setting("medium", Size(32, 50, 32), "float32", torch.device("cpu"))
+    ours = build.language_model(chosen, gpt.vocabulary(50)).train()
+    stock = gpt.stock(chosen, setting)
+    assert stock.lm_head.weight is stock.model.embed_tokens.weight
+    stock.model.embed_tokens.weight = ours.encoder.embedding.weight
+    stock.tie_weights()
+    missing = stock.model.load_state_dict(ours.encoder.body.state_dict(), strict=False)
+    assert missing.missing_keys == ["embed_tokens.weight"]
+    ids = torch.randint(50, (17, 2))
+    loss = ours(ids[:-1], ids[1:], ar_weight=0.0, tar_weight=0.0).total
+    logits = stock(input_ids=ids[:-1].t()).logits
+    theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[1:].t().flatten())
+    torch.testing.assert_close(loss, theirs)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from drill import LAYERS, __version__
@@ -67,6 +69,19 @@ def test_a_wrong_number_ends_in_one_sentence(words, option, value):
     (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
     assert option in error
     assert isinstance(done.exception, SystemExit)
+
+
+BY_NAME = get_command(app).commands
+BY_NAME["ledger add"] = BY_NAME.pop("ledger").commands["add"]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_options_that_a_help_names_are_the_commands_own(name):
+    """Examples in it name other commands' options, such as --set of `settings`."""
+    own = {option for each in BY_NAME[name].params for option in each.opts} | {"--help"}
+    shown = drill(*name.split(), "--help")
+    assert shown.exit_code == 0
+    assert set(re.findall(r"--[a-z][a-z-]*", shown.output)) - {"--no-echo"} <= own
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])

@@ -14,8 +14,7 @@ from drill.language_modeling.evaluation.gradient_statistics import gradient_stat
 from drill.language_modeling.evaluation.perplexity import perplexity, token_losses
 from drill.language_modeling.generation import generate
 from drill.language_modeling.scoring import line_start, score
-from tests.language_modeling.models import bits, language_model, measured, text
-from tests.language_modeling.words import VOCABULARY
+from tests.language_modeling.models import VOCABULARY, bits, language_model, measured, text
 from tests.layers.table import V
 
 

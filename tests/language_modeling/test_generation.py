@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.language_modeling.generation import BETWEEN_SAMPLES, generate
 from drill.language_modeling.scoring import read_as_unknown
-from tests.language_modeling.models import bits, every_layer, language_model
-from tests.language_modeling.words import CLOSED, VOCABULARY, WORDS, begun, log_probs_after
+from tests.language_modeling.models import (
+    CLOSED,
+    VOCABULARY,
+    WORDS,
+    begun,
+    bits,
+    every_layer,
+    language_model,
+    log_probs_after,
+)
 
 
 def as_words(pieces) -> list[str]:

@@ -15,8 +15,16 @@ from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.models.sampling import draw
 from drill.training.precision import evaluating
-from tests.language_modeling.models import bits, every_layer, language_model
-from tests.language_modeling.words import CLOSED, VOCABULARY, WORDS, begun, log_probs_after
+from tests.language_modeling.models import (
+    CLOSED,
+    VOCABULARY,
+    WORDS,
+    begun,
+    bits,
+    every_layer,
+    language_model,
+    log_probs_after,
+)
 
 END = WORDS.index(EOS)
 LINES = [

@@ -1,6 +1,7 @@
 """Tables of synthetic runs with known figures."""
 
 import json
+import math
 
 import pytest
 
@@ -8,6 +9,8 @@ from drill.recipes.reader import recipe_names
 from drill.report.results import ledger
 from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU
 from drill.report.results.runs import read_run, read_runs
+from drill.report.tables import number_format
+from drill.report.tables.markup import Table, markdown_text
 from drill.report.tables.result_tables import (
     epochs_table,
     evaluations_table,
@@ -219,3 +222,68 @@ def test_tables_note_changes_to_the_recipe(tmp_path):
     for table in (runs_table(read_runs(folders)), runs_table(rows)):
         assert table.changes == ["seed-1, seed-2: optimizer.lr: 30.0 -> 20.0"]
         assert "Changed from the recipe:\n\n- seed-1" in table.markdown()
+
+
+# -- numbers and text ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (57.049, "57.05"), (999.99, "999.99"), (2977.09, "2,977"), (1.25e6, "1.2e+06"),
+        (math.inf, "inf"), (math.nan, "nan"), (None, ""),
+    ],
+)  # fmt: skip
+def test_perplexities(value, text):
+    assert number_format.perplexity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.31, "+0.3"), (-1.24, "-1.2"), (0.04, "0.0"), (-0.04, "0.0"), (math.inf, "+inf"),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_changes_carry_their_sign(value, text):
+    assert number_format.change(value) == text
+    assert number_format.change(math.nan) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0 s"), (9.96, "10 s"), (59.6, "1 min 00 s"), (185.0, "3 min 05 s"),
+        (3599.4, "59 min 59 s"), (3599.6, "1 h 00 min"), (86_399.0, "1 d 00 h"),
+        (1e9, "11,574 d 02 h"), (math.nan, ""), (-1.0, ""), (None, ""),
+    ],
+)  # fmt: skip
+def test_durations_have_their_two_largest_units(seconds, text):
+    assert number_format.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("ptb_tied-seed_28", "ptb_tied-seed_28"), ("_x_ *y* `z`", r"\_x\_ \*y\* \`z\`"),
+        ("a|b\nc", r"a\|b c"), ("[x](javascript:y)", r"\[x\](javascript:y)"),
+        ("<b> &amp; \\", r"\<b> \&amp; \\"), ("60.1 ± 0.2", "60.1 ± 0.2"),
+        ("< 0.1 -> 0.2", "< 0.1 -> 0.2"), ("> x", r"\> x"),
+    ],
+)  # fmt: skip
+def test_markdown_of_a_text_reads_as_the_text(text, markdown):
+    assert markdown_text(text) == markdown
+
+
+def test_a_table_without_rows_has_its_notes():
+    assert Table.of([], ["A note."]).markdown().endswith("A note.\n")
+
+
+def test_a_table_in_markdown_has_no_empty_columns():
+    rows = [
+        [("run", run), ("test", test), ("never", "")]
+        for run, test in (("tied", "58.00"), ("a|b", "57.10"))
+    ]
+    assert Table.of(rows, ["A note."]).markdown() == (
+        "| run | test |\n|---|---:|\n| tied | 58.00 |\n| a\\|b | 57.10 |\n\nA note.\n"
+    )

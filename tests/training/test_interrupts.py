@@ -5,7 +5,7 @@ How a language model and a translator are trained without one is in their own fo
 
 import os
 import signal
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -17,29 +17,26 @@ from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_train
 from drill.translation.train import TranslationState
-from tests.tiny_runs import after, all_of, finished, interrupted_after, rows, small_run, unlike
+from tests.tiny_runs import (
+    acting,
+    after,
+    all_of,
+    finished,
+    interrupted_after,
+    rows,
+    small_run,
+    unlike,
+)
 from tests.tiny_tasks import LM, MT, TASKS
 from tests.tiny_translations import small_optimizer, small_training
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 
 
-def at_call(patch, owner: object, name: str, act: Callable[[], object], which: int = 1) -> None:
-    """``act`` is called at the start of call ``which`` of a function."""
-    real, left = getattr(owner, name), which
-
-    def counted(*arguments: object, **options: object) -> object:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            act()
-        return real(*arguments, **options)
-
-    patch.setattr(owner, name, counted)
-
-
 def signal_at(patch, owner: object, name: str, number: int, which: int = 1) -> None:
-    at_call(patch, owner, name, lambda: os.kill(os.getpid(), number), which)
+    """At the start of call ``which`` of a function."""
+    stop = partial(os.kill, os.getpid(), number)
+    patch.setattr(owner, name, acting(getattr(owner, name), which, stop))
 
 
 @pytest.mark.parametrize(("name", "number"), [(LM, signal.SIGINT), (MT, signal.SIGTERM)])
@@ -109,7 +106,7 @@ def test_failed_evaluation_raises_and_a_resume_repeats_it(
         raise fault
 
     with monkeypatch.context() as patch:
-        at_call(patch, task.module, function, fail, which)
+        patch.setattr(task.module, function, acting(getattr(task.module, function), which, fail))
         with pytest.raises(error, match=f"(validation|translations|test) .*{fault}"):
             task.run(tmp_path, **options)
     assert RunFolder(tmp_path).test_row() is None

@@ -11,8 +11,15 @@ from drill.kernels.lstm.persistent.layout import layout
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.runtime import streams
 from drill.kernels.runtime.dropout_masks import draw_mask
-from tests.kernels.lstm.problems import errors, same_bits
-from tests.kernels.lstm.stacks import flat, one_by_one, set_interleave, solved, stack
+from tests.kernels.lstm.problems import (
+    errors,
+    flat,
+    one_by_one,
+    same_bits,
+    set_interleave,
+    solved,
+    stack,
+)
 
 
 def test_a_stack_is_its_layers_one_by_one():

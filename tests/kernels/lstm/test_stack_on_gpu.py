@@ -9,8 +9,15 @@ from drill.kernels.lstm.lstm import lstm_stack
 from drill.kernels.lstm.persistent import recurrence, stack_backward, stack_forward
 from drill.kernels.runtime import streams
 from tests.kernels.device_marks import captured, needs_hopper
-from tests.kernels.lstm.problems import same_bits
-from tests.kernels.lstm.stacks import flat, gradients, one_by_one, set_interleave, solved, stack
+from tests.kernels.lstm.problems import (
+    flat,
+    gradients,
+    one_by_one,
+    same_bits,
+    set_interleave,
+    solved,
+    stack,
+)
 
 pytestmark = [pytest.mark.gpu, needs_hopper]
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli_workspace import make_workspace
-
 PLAN = """
 name = "tiny"
 stages = ["train", "cache"]
@@ -20,10 +18,9 @@ set = ["layer.name=tied"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = make_workspace(tmp_path_factory.mktemp("place"))
-    (folder / "plan.toml").write_text(PLAN)
-    return folder
+def place(place):
+    (place / "plan.toml").write_text(PLAN)
+    return place
 
 
 @pytest.mark.slow
