@@ -24,11 +24,7 @@ from drill.files import (
 
 @pytest.mark.parametrize(
     ("raw", "line"),
-    [
-        (b"text\n\0\0", 2),
-        (b"\xef\xbb\xbfcaf\xe9\nau lait\n", 1),
-        ("a\nb\n".encode("utf-16"), 1),
-    ],
+    [(b"text\n\0\0", 2), (b"\xef\xbb\xbfcaf\xe9\nau lait\n", 1), ("a\nb\n".encode("utf-16"), 1)],
 )
 def test_what_is_not_utf8_is_named(tmp_path, raw, line):
     path = tmp_path / "train.txt"

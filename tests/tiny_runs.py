@@ -81,12 +81,7 @@ def small_model(
     embedding = nn.Embedding(V, WIDTH)
     drops = ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output")
     encoder = AwdLstm(
-        embedding,
-        HIDDEN,
-        2,
-        weight_drop=dropout,
-        init_range=0.1,
-        **dict.fromkeys(drops, dropout),
+        embedding, HIDDEN, 2, weight_drop=dropout, init_range=0.1, **dict.fromkeys(drops, dropout)
     )
     return LanguageModel(encoder, LAYERS[layer](embedding, dropout)).to(dtype)
 

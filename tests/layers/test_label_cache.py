@@ -11,16 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.layers import DeepResidual, Descriptions, MatrixLayer, StaleLabels, TiedSoftmax
-from tests.layers.table import (
-    D,
-    V,
-    batch,
-    every_case,
-    given,
-    make,
-    matrix_of,
-    one_of_each_layer,
-)
+from tests.layers.table import D, V, batch, every_case, given, make, matrix_of, one_of_each_layer
 
 
 class Counted:

@@ -88,8 +88,7 @@ def test_lstm_steps_are_the_equations(masked, capped):
     small = [each.detach().clone().requires_grad_() for each in nn.LSTM(2, 2).double().parameters()]
     options["mask"] = mask[:, :2] if masked else None
     assert gradcheck(
-        lambda x, h, c, *w: run_lstm(x, h, c, Weights(*w), "reference", **options),
-        (*given, *small),
+        lambda x, h, c, *w: run_lstm(x, h, c, Weights(*w), "reference", **options), (*given, *small)
     )
 
 

@@ -4,12 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drill.layers import (
-    DeepResidual,
-    FullSoftmax,
-    MixtureOfSoftmaxes,
-    TiedSoftmax,
-)
+from drill.layers import DeepResidual, FullSoftmax, MixtureOfSoftmaxes, TiedSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from tests.models.small_transformers import PAD, padded

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 
 from drill.language_modeling.evaluation.frequency_bands import Band, compare_bands, frequency_bands
-from drill.report import (
-    TextBands,
-    markdown,
-    record,
-    write_report,
-)
+from drill.report import TextBands, markdown, record, write_report
 from drill.report.page.figures import (
     COLOURS,
     DASHES,

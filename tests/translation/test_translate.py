@@ -118,10 +118,7 @@ def test_lines_are_counted_before_every_search_of_several(data, model, monkeypat
 
 
 def test_invalid_search_options_raise():
-    for option, value in (
-        ("max_source", 0),
-        ("length_penalty", math.nan),
-    ):
+    for option, value in (("max_source", 0), ("length_penalty", math.nan)):
         with pytest.raises(ValueError, match=option):
             Search(**{option: value})
 

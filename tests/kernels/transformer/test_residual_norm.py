@@ -14,10 +14,7 @@ from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
 from tests.kernels.device_marks import needs_triton, triton_devices
 
-SHAPES = {
-    "cpu": [(1, 12), (3, 23, 40)],
-    "cuda": [*product((1, 67, 4096), (12, 256, 512, 1024))],
-}
+SHAPES = {"cpu": [(1, 12), (3, 23, 40)], "cuda": [*product((1, 67, 4096), (12, 256, 512, 1024))]}
 DROPOUT = 0.3
 
 
