@@ -165,29 +165,16 @@ def odd_settings(place: Path, drawn: random.Random) -> Iterator[tuple[str, list[
         for _ in range(count):
             shutil.rmtree("odd", ignore_errors=True)
             changes = [change(known, drawn) for _ in range(drawn.choice((1, 1, 2)))]
-            limits = [
-                "--set",
-                "training.max_minutes=0.0001",
-                "--runs",
-                "odd",
-                "-q",
-                "--device",
-                "cpu",
-            ]
+            limits = ["--set", "training.max_minutes=0.0001", "--runs", "odd", "--device", "cpu"]
             odd = [word for change in changes for word in ("--set", change)]
             small = json.loads(Path("small.json").read_text())
-            yield f"{task} settings", ["train", name, *small, *usual, *odd, *limits]
+            yield f"{task} settings", ["train", name, *small, *usual, *odd, *limits, "-q"]
 
 
 def odd_arguments(place: Path, drawn: random.Random) -> Iterator[tuple[str, list[str]]]:
     options = {
         "generate": (
-            "--max-new-tokens",
-            "--temperature",
-            "--top-k",
-            "--top-p",
-            "--seed",
-            "--prompt",
+            *("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--prompt"),
         ),
         "score": ("--device", "--weights", "--words"),
         "evaluate": ("--device", "--weights", "--text", "--batch-size", "--split"),
@@ -218,10 +205,8 @@ def main(place: Path) -> None:
     victim = place / "victim"
     victim.write_text("mine\n")
     changes = cli_translation_workspace.SMALL
-    for task, maker in (
-        ("language model", cli_workspace),
-        ("translator", cli_translation_workspace),
-    ):
+    makers = {"language model": cli_workspace, "translator": cli_translation_workspace}
+    for task, maker in makers.items():
         (place / task).mkdir()
         pid = os.fork()
         if not pid:

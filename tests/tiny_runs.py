@@ -103,14 +103,13 @@ def small_run(
     """Train in the folder ``path``, from the beginning or from where it stopped."""
     model = small_model(layer, dropout=dropout, dtype=dtype) if model is None else model
     torch.manual_seed(11)
+    usual = {"epochs": 3, "batch_size": BATCH, "bptt": BPTT, "seed": 3}
     task = LanguageModelTask(
         model.to(device),
         text() if ids is None else ids,
         RunFolder(path),
         OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer,
-        LanguageModelOptions(
-            **{"epochs": 3, "batch_size": BATCH, "bptt": BPTT, "seed": 3, **options}
-        ),
+        LanguageModelOptions(**usual | options),
         world=world,
     )
     return fit(task, progress)

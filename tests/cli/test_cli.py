@@ -25,17 +25,8 @@ def test_the_version():
 
 
 def test_json_holds_the_sizes_and_exact_counts():
-    arguments = [
-        "--vocabulary",
-        "507",
-        "--embedding-dim",
-        "24",
-        "--hidden-size",
-        "40",
-        "--joint",
-        "12",
-    ]
-    answer = json.loads(drill("layers", *arguments, "--tokens", "33", "--json").output)
+    sizes = "--vocabulary 507 --embedding-dim 24 --hidden-size 40 --joint 12 --tokens 33"
+    answer = json.loads(drill("layers", *sizes.split(), "--json").output)
     assert answer["vocabulary"] == 507
     assert answer["hidden"] == 40
     rows = {row["layer"]: row for row in answer["layers"]}

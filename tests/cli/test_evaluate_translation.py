@@ -124,14 +124,8 @@ def test_a_report_shows_the_words_that_translators_get_right(fails, succeeds, tm
     fails("report", "runs/tiny", "--samples", "1", "--out", str(page), key="--samples: runs/tiny")
     shutil.copytree("runs/tiny", tmp_path / "run")
     (tmp_path / "run/test.de.hyp").unlink()
-    fails(
-        "report",
-        str(tmp_path / "run"),
-        "--bands",
-        "--out",
-        str(page),
-        key="test.de.hyp: is missing",
-    )
+    words = ("report", str(tmp_path / "run"), "--bands", "--out", str(page))
+    fails(*words, key="test.de.hyp: is missing")
 
 
 def test_an_exported_copy_has_the_search_of_the_run(succeeds, tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 from drill.kernels.loss.nll import nll
 from drill.layers import LAYERS as ALL
 from drill.layers import DeepResidual, MatrixLayer, NotFoldable
-from tests.hf.tiny_models import CONFIGS, FAMILIES, T, V, auto, batch, build, logits, perturb
+from tests.hf.tiny_models import CONFIGS, FAMILIES, LLAMA, T, V, auto, batch, build, logits, perturb
 
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 
@@ -345,14 +345,7 @@ def test_a_masked_language_model_is_refused():
 
 
 def test_unknown_change_of_logits_raises():
-    config = T.CohereConfig(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        logit_scale=0.25,
-    )
+    config = T.CohereConfig(**LLAMA, logit_scale=0.25)
     model = T.AutoModelForCausalLM.from_config(config)
     with pytest.raises(TypeError, match="logits"):
         attach(model)

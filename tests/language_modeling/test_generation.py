@@ -65,20 +65,9 @@ def test_pieces_join_to_the_text():
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_words_are_drawn_with_their_probabilities(temperature):
     model, samples = language_model(), 6000
-    drawn = as_words(
-        piece
-        for piece in generate(
-            model,
-            VOCABULARY,
-            prompt="the boat",
-            tokens=1,
-            temperature=temperature,
-            samples=samples,
-            seed=3,
-            allow_unknown=True,
-        )
-        if piece != BETWEEN_SAMPLES
-    )
+    options = {"temperature": temperature, "samples": samples, "seed": 3, "allow_unknown": True}
+    pieces = generate(model, VOCABULARY, prompt="the boat", tokens=1, **options)
+    drawn = as_words(piece for piece in pieces if piece != BETWEEN_SAMPLES)
     p = torch.softmax(log_probs_after(model, ["the", "boat"], begun(model)) / temperature, dim=0)
     assert len(drawn) == samples
     for word, expected in zip(WORDS, p.tolist(), strict=True):

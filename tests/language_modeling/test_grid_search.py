@@ -92,8 +92,8 @@ def test_search_in_which_all_diverge_has_no_best():
         _ = Search([Cell(point, None) for point in POINTS]).best
 
 
-def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
-    path, seen, cells = tmp_path / "search.json", [], []
+def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(path):
+    seen, cells = [], []
     run(path, POINTS[:1])
 
     def evaluate(point, progress):
@@ -101,15 +101,8 @@ def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(tmp_path):
         progress(10, 10)
         return scored(point)
 
-    run_grid(
-        POINTS,
-        evaluate,
-        key="one",
-        tokens=10,
-        file=path,
-        progress=lambda *now: seen.append(now),
-        report=cells.append,
-    )
+    told = {"progress": lambda *now: seen.append(now), "report": cells.append}
+    run_grid(POINTS, evaluate, key="one", tokens=10, file=path, **told)
     assert seen == [(10, 40), (15, 40), (20, 40), (25, 40), (30, 40), (35, 40), (40, 40)]
     assert [cell.settings for cell in cells] == POINTS
 

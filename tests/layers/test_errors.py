@@ -165,14 +165,8 @@ def test_unchecked_targets_out_of_range_give_nan_and_read_no_other_memory(
     layer, hidden, targets = given(name, device)
     layer.train(training)
     for impl in implementations(device):
-        losses = layer.nll(
-            hidden,
-            with_one(targets, wrong),
-            reduction="none",
-            label_smoothing=smoothing,
-            impl=impl,
-            check=False,
-        )
+        options = {"label_smoothing": smoothing, "impl": impl, "check": False}
+        losses = layer.nll(hidden, with_one(targets, wrong), "none", **options)
         assert losses.isnan().nonzero().tolist() == [[1, 1]]
         losses.nansum().backward()
         still_works(device)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.modules import module as torch_module
-from torch.nn.utils import parametrize
 
 from drill.models import Transformer
 from tests.kernels.device_marks import every_impl, interpreted
@@ -198,23 +197,6 @@ def test_blocks_and_parts_of_them_may_be_sharded(alone, impl, of):
         torch.testing.assert_close(steps, hidden.detach(), rtol=1e-4, atol=1e-5)
         found.append([hidden.detach(), *gradients])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
-class Doubled(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        return 2 * weight
-
-
-@every_impl
-def test_weights_may_be_parametrized(impl, device):
-    def parametrized(model: Transformer) -> None:
-        for module in list(model.modules()):
-            if isinstance(module, nn.Linear | nn.LayerNorm):
-                parametrize.register_parametrization(module, "weight", Doubled())
-
-    _, found = encoded(impl, "pre", device, change=parametrized, layers=1)
-    _, expected = encoded("reference", "pre", device, change=partial(scaled, factor=2.0), layers=1)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])

@@ -35,14 +35,8 @@ def test_gradient_is_that_of_the_mean_over_all_tokens_of_the_step(
         step(*arguments)
 
     monkeypatch.setattr(optimizer, "step", spied)
-    small_training(
-        tmp_path,
-        optimizer=optimizer,
-        model=model,
-        data=data,
-        max_steps=1,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-    )
+    options = {"max_steps": 1, "gradient_accumulation_steps": gradient_accumulation_steps}
+    small_training(tmp_path, optimizer=optimizer, model=model, data=data, **options)
     batches = list(PairBatches(data.train, 60, 3).epoch(1))[:gradient_accumulation_steps]
     tokens = sum(batch.target_tokens for batch in batches)
     for batch in batches:
@@ -172,15 +166,8 @@ def test_kernel_summary():
 def test_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):
     data = small_data()
     still = AdamW(1e-12, weight_decay=0.0, schedule="constant", warmup=0.0)
-    small_training(
-        tmp_path,
-        "plain",
-        optimizer=still,
-        data=data,
-        dropout=0.0,
-        epochs=1,
-        gradient_accumulation_steps=2,
-    )
+    options = {"data": data, "dropout": 0.0, "epochs": 1, "gradient_accumulation_steps": 2}
+    small_training(tmp_path, "plain", optimizer=still, **options)
     model, total, tokens = small_translator("plain", dropout=0.0), 0.0, 0
     for batch in PairBatches(data.train, 60, 3).epoch(1):
         total += model.loss(*batch[:3], ignore_index=IGNORE_INDEX, reduction="sum").item()
