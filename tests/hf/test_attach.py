@@ -329,24 +329,16 @@ def test_layers_over_another_layer(name, tmp_path):
         attach(build("gemma"), name, **options, **WRAPPERS[name])
 
 
-def test_models_without_a_head_or_with_one_of_ours():
+def test_models_whose_head_cannot_be_replaced():
     with pytest.raises(TypeError, match="head"):
         attach(T.AutoModel.from_config(CONFIGS["llama"]()))
     with pytest.raises(TypeError, match="fold"):
         attach(attach(build("llama"), depth=1))
-
-
-def test_a_masked_language_model_is_refused():
-    """Its labels are not shifted, ours are."""
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    config = T.BertConfig(vocab_size=V, hidden_size=32, **sizes)
-    with pytest.raises(TypeError, match="next token"):
-        attach(T.BertForMaskedLM(config))
-
-
-def test_unknown_change_of_logits_raises():
-    config = T.CohereConfig(**LLAMA, logit_scale=0.25)
-    model = T.AutoModelForCausalLM.from_config(config)
+    masked = T.BertForMaskedLM(T.BertConfig(vocab_size=V, hidden_size=32, **sizes))
+    with pytest.raises(TypeError, match="next token"):  # its labels are not shifted
+        attach(masked)
+    model = T.AutoModelForCausalLM.from_config(T.CohereConfig(**LLAMA, logit_scale=0.25))
     with pytest.raises(TypeError, match="logits"):
         attach(model)
     assert type(model.lm_head) is nn.Linear

@@ -151,12 +151,9 @@ def test_invalid_settings_raise(option, value):
         cache_perplexity(language_model(), text(60), **{option: value})
 
 
-def test_more_than_one_column_raises():
+def test_several_columns_and_an_empty_grid_raise():
     with pytest.raises(DataError, match="a batch of 4"):
         cache_perplexity(language_model(), torch.zeros(20, 4, dtype=torch.int64))
-
-
-def test_grid_needs_a_point():
     with pytest.raises(ValueError, match="no settings to try"):
         cache_search(language_model(), text(60), thetas=())
 

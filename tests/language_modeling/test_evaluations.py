@@ -62,6 +62,28 @@ def test_model_is_left_as_it_was(evaluation, name):
     assert all(map(torch.equal, gradients, values))
 
 
+STREAMS = {
+    "score": lambda model: score(model, VOCABULARY, ["the sea", "", "a lamp"], lines_per_block=1),
+    "generate": lambda model: generate(model, VOCABULARY, tokens=5, seed=0),
+}
+
+
+@pytest.mark.parametrize("name", ["deep residual 2", "mixture standard", "adaptive deep residual"])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_nothing_leaks_from_a_stream_that_is_half_read(stream, name):
+    model = language_model(name)
+    model.layer.eval()
+    before, begun = all_of(model), STREAMS[stream](model)
+    next(begun)
+    assert torch.is_grad_enabled()
+    assert all_of(model) == before
+    whole = list(STREAMS[stream](model))  # no labels are cached
+    with model.layer.shared_labels():
+        pass
+    assert list(begun) == whole[1:]
+    assert all_of(model) == before
+
+
 @pytest.mark.parametrize("evaluation", OF_A_TEXT)
 def test_progress_reaches_the_end_and_may_interrupt(evaluation):
     model, seen = language_model(), []

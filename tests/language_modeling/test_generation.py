@@ -1,7 +1,6 @@
 """Generated text: against the model's own probabilities, word by word."""
 
 import math
-from itertools import islice
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from tests.language_modeling.models import (
     VOCABULARY,
     WORDS,
     begun,
-    bits,
     every_layer,
     language_model,
     log_probs_after,
@@ -142,22 +140,6 @@ def test_sample_does_not_depend_on_how_many_there_are():
 
 
 @pytest.mark.parametrize("name", ["deep residual 2", "mixture standard", "adaptive deep residual"])
-def test_nothing_leaks_from_a_text_that_is_half_written(name):
-    model = language_model(name)
-    before, modes = bits(model), [module.training for module in model.modules()]
-    stream = generate(model, VOCABULARY, tokens=50, seed=0)
-    next(stream)
-    assert torch.is_grad_enabled()
-    assert [module.training for module in model.modules()] == modes
-    other = list(generate(model, VOCABULARY, tokens=8, seed=0))  # no labels are cached
-    with model.layer.shared_labels():
-        pass
-    assert list(islice(stream, 7)) == other[1:]
-    stream.close()
-    assert bits(model) == before
-
-
-@pytest.mark.parametrize("name", ["deep residual 2", "mixture standard", "adaptive deep residual"])
 def test_labels_are_encoded_once(name):
     model, calls = language_model(name), []
     inner = getattr(model.layer, "layer", model.layer)
@@ -187,12 +169,9 @@ def test_unknown_words_of_a_prompt():
 @pytest.mark.parametrize(
     "options", [{"temperature": -1.0}, {"tokens": 0}, {"samples": 0}, {"prompt": f"a {EOS} b"}]
 )
-def test_invalid_options_raise_before_the_first_word(options):
+def test_invalid_options_and_another_vocabulary_raise_before_the_first_word(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         generate(language_model(), VOCABULARY, **options)
-
-
-def test_vocabulary_of_another_model_raises():
     with pytest.raises(ValueError, match="vocabulary"):
         generate(language_model(), Vocabulary([EOS, "a"], [1, 1]))
 

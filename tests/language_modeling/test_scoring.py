@@ -20,7 +20,6 @@ from tests.language_modeling.models import (
     VOCABULARY,
     WORDS,
     begun,
-    bits,
     every_layer,
     language_model,
     log_probs_after,
@@ -100,20 +99,6 @@ def test_lines_are_read_as_they_are_needed(monkeypatch, tokens, lines_per_block,
     assert len(list(stream)) == 99
 
 
-@pytest.mark.parametrize("name", ["deep residual 2", "mixture standard", "adaptive deep residual"])
-def test_nothing_leaks_between_two_blocks(name):
-    model = language_model(name)
-    model.layer.eval()
-    before, modes = bits(model), [module.training for module in model.modules()]
-    stream = score(model, VOCABULARY, LINES, lines_per_block=2)
-    next(stream)
-    assert torch.is_grad_enabled()
-    assert [module.training for module in model.modules()] == modes
-    list(score(model, VOCABULARY, LINES))  # no labels are cached
-    list(stream)
-    assert bits(model) == before
-
-
 def test_impossible_word_has_an_infinite_perplexity():
     model = language_model("tied")
     with torch.no_grad():
@@ -134,9 +119,6 @@ def test_impossible_word_has_an_infinite_perplexity():
 def test_lines_that_cannot_be_scored(lines, vocabulary, error, message):
     with pytest.raises(error, match=message):
         list(score(language_model(), vocabulary, lines))
-
-
-def test_block_has_at_least_one_line():
     with pytest.raises(ValueError, match="lines_per_block"):
         score(language_model(), VOCABULARY, LINES, lines_per_block=0)
 

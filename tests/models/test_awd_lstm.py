@@ -191,9 +191,6 @@ def test_invalid_arguments_raise():
         for value in values:
             with pytest.raises(ValueError, match=f"AwdLstm: {name}"):
                 AwdLstm(embedding, **{"hidden_size": H, name: value})
-
-
-def test_invalid_input_raises():
     encoder = make()
     for bad in (torch.zeros(T, B), text()[0], text()[:0]):
         with pytest.raises(TypeError, match="ids"):

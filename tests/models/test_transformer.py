@@ -242,17 +242,14 @@ def test_invalid_settings_raise(options, message):
         make(**options)
 
 
-def test_embeddings_that_do_not_fit_raise():
+@torch.no_grad()
+def test_embeddings_and_ids_that_do_not_fit_raise():
     with pytest.raises(ValueError, match="target embedding"):
         Transformer(nn.Embedding(V, 12), nn.Embedding(V, 8))
     with pytest.raises(ValueError, match="512"):
         Transformer.preset("base", nn.Embedding(V, 12))
     with pytest.raises(TypeError, match="Linear"):
         Transformer(nn.Linear(3, 3))
-
-
-@torch.no_grad()
-def test_ids_of_another_shape_raise():
     model = make()
     with pytest.raises(TypeError, match="source"):
         model.encode(ids(1, S)[0])

@@ -115,9 +115,6 @@ def test_parts_that_do_not_fit_raise():
         Translator(transformer, FullSoftmax(embedding, 5))
     with pytest.raises(ValueError, match="9 labels"):
         Translator(transformer, FullSoftmax(9, d))
-
-
-def test_targets_of_two_shapes_raise():
     source, target_in, target_out = batch()
     with pytest.raises(ValueError, match="target_out"):
         make().loss(source, target_in, target_out[:, 1:])

@@ -65,6 +65,7 @@ def test_papers_model_has_the_papers_size():
         ("training.label_smoothing=1", "must be in [0, 1), got 1.0"),
         ("training.length_penalty=inf", "must be a finite number, got inf"),
         ("training.bptt=3", "unknown setting"),
+        ("optimizer.average_from=0.5", "is for language models"),
     ],
 )
 def test_wrong_setting_is_named(change, fault):
@@ -77,8 +78,3 @@ def test_wrong_setting_is_named(change, fault):
 def test_table_of_translation_is_none_of_a_language_model():
     with pytest.raises(SettingsError, match="subwords: unknown table"):
         recipe("demo-drill", ["subwords.size=300"])
-
-
-def test_translator_has_averages_of_its_own():
-    with pytest.raises(SettingsError, match=r"optimizer\.average_from: is for language models; .*"):
-        recipe("mt-demo", ["optimizer.average_from=0.5"])

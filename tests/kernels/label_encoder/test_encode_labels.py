@@ -287,9 +287,6 @@ def test_auto_says_what_it_takes_and_why():
     assert choose_encoder(E, 8, 2) == ("reference", "the labels are on cpu")
     assert fused_missing(E, 8, 0) == "depth 0 has nothing to encode"
     assert "8 becomes 6" in fused_missing(E, 6, 2)
-
-
-def test_triton_without_maps_raises():
     with pytest.raises(ValueError, match='depth 0 has nothing to encode; use impl="auto"'):
         fused(4, 8, depth=0).labels()
 

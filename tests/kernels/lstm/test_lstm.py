@@ -80,16 +80,12 @@ def test_the_choice_says_why():
 
 
 @pytest.mark.parametrize("share", [1.0, 1.5, -0.1, math.nan])
-def test_dropout_outside_zero_to_one_raises(share):
+def test_dropout_outside_zero_to_one_and_stacks_of_other_sizes_raise(share):
     x, h, c, weights, _ = problem(3, 2, 4, 5)
     with pytest.raises(ValueError, match=r"^lstm: drop "):
         lstm(x, h, c, weights, drop=share)
     with pytest.raises(ValueError, match=r"^lstm_stack: between "):
         lstm_stack(x, [(h, c)], [weights], between=share)
-
-
-def test_a_stack_without_layers_or_with_too_many_states_raises():
-    x, h, c, weights, _ = problem(3, 2, 4, 5)
     for states, layers in ([], []), ([(h, c)] * 2, [weights]):
         with pytest.raises(ValueError, match=r"^lstm_stack: . weights and . states"):
             lstm_stack(x, states, layers)

@@ -124,13 +124,10 @@ def test_a_body_that_is_no_json_object_is_rejected(client, body):
     assert answer.status_code == 400
 
 
-def test_a_form_of_another_site_is_no_request(client):
+def test_a_form_of_another_site_and_a_large_body_are_rejected(client):
     for kind in ("text/plain", "application/x-www-form-urlencoded"):
         answer = client.post("/api/next", content=b'{"text": ""}', headers={"content-type": kind})
         assert answer.status_code == 400
-
-
-def test_a_large_body_is_rejected(client):
     answer = client.post("/api/score", json={"text": "word " * 2_000_000})
     assert answer.status_code == 400
     assert "65,536" in answer.json()["error"]

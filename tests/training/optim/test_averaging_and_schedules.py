@@ -109,13 +109,6 @@ def test_trigger_against_its_definition(losses, patience):
     assert trigger_epoch([float(loss) for loss in losses], patience) == next(iter(truth), None)
 
 
-def test_wrong_input_of_the_trigger_is_named():
-    with pytest.raises(ValueError, match="NonMonotonicTrigger: patience"):
-        NonMonotonicTrigger(-1)
-    with pytest.raises(ValueError, match="the loss is NaN"):
-        NonMonotonicTrigger().update(math.nan)
-
-
 # -- schedules ------------------------------------------------------------------------------------
 
 
@@ -147,9 +140,11 @@ def test_inverse_sqrt_by_hand():
         (lambda: one_cycle(1, peak=1.0, total=3), "rise"),
         (lambda: inverse_sqrt(0, width=4, warmup=4), "step"),
         (lambda: inverse_sqrt(1, width=4, warmup=0), "warmup"),
+        (lambda: NonMonotonicTrigger(-1), "patience"),
+        (lambda: NonMonotonicTrigger().update(math.nan), "the loss is NaN"),
     ],
 )
-def test_wrong_input_of_the_schedules_is_named(call, key):
+def test_wrong_input_is_named(call, key):
     with pytest.raises(ValueError, match=f": {key}"):
         call()
 
