@@ -17,10 +17,9 @@ from drill.data import (
     training_segments,
 )
 from drill.data.text.batches import rotated, rotations
-from drill.language_modeling import train as train_module
-from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, perplexity
+from drill.language_modeling.evaluation.perplexity import evaluate_tokens, perplexity
 from drill.models.language_model import LanguageModel
-from drill.training.optim import NtAsgd, Sgd
+from drill.training.optim import Sgd
 from drill.training.options import log_interval
 from drill.training.precision import resolve_precision
 from drill.training.progress import Progress
@@ -366,26 +365,3 @@ def test_run_has_a_few_hundred_rows_of_training_loss(steps, least, most):
         least <= sum(step % log_interval(step, None) == 0 for step in range(1, steps + 1)) <= most
     )
     assert log_interval(steps, 7) == 7
-
-
-def scripted(monkeypatch, losses: list[float]) -> None:
-    """Validations give ``losses``, one after the other; the test gives 1."""
-    left = iter(losses)
-
-    def score(model, ids, **_: object) -> tuple[Perplexity]:
-        count = ids.numel() - ids.shape[1]
-        return (Perplexity(next(left, 1.0) * count, count, ids.shape[1]),)
-
-    monkeypatch.setattr(train_module, "evaluate_tokens", score)
-
-
-def test_nt_asgd_starts_to_average_after_the_epoch_that_triggers(tmp_path, monkeypatch):
-    """Epoch 8 is worse than the best before the last five; the better ones later change nothing."""
-    losses = [5.0, 4.0, 4.5, 4.2, 4.1, 3.9, 3.8, 4.05, 3.0, 2.0, 9.0]
-    scripted(monkeypatch, losses)
-    small_run(tmp_path, optimizer=NtAsgd(1.0, patience=5), epochs=11)
-    found = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
-    assert [row["valid_loss"] for row in found] == pytest.approx(losses)
-    assert [row["averaged"] for row in found] == [False] * 8 + [True] * 3
-    best = [row["epoch"] for row in found if row["best"]]
-    assert best == [1, 2, 6, 7, 9, 10]

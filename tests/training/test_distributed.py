@@ -19,6 +19,7 @@ from drill.data.text.batches import rotated, rotations
 from drill.errors import CheckpointError
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
+from tests.cli_workspace import RECIPE
 from tests.processes import ROOT, python
 from tests.tiny_runs import (
     all_of,
@@ -220,26 +221,6 @@ def test_processes_rotate_their_part_of_the_batch_as_one_process_does():
     assert torch.equal(torch.cat(parts, dim=1), rotated(data, offsets))
 
 
-RECIPE = """
-[data]
-corpus = "text.txt"
-
-[encoder]
-embedding_dim = 8
-hidden_size = 10
-layers = 2
-
-[optimizer]
-lr = 5.0
-
-[training]
-epochs = 3
-bptt = 10
-batch_size = 8
-checkpoint_seconds = 0
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="finds the workers of torchrun in /proc"
@@ -248,7 +229,8 @@ def test_the_documented_command_survives_a_worker_that_is_killed(tmp_path):
     """`torchrun -m drill train`, its second worker killed once it has a checkpoint."""
     lines = (" ".join(f"w{(i * k) % 7}" for k in range(1, 7)) for i in range(400))
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
-    (tmp_path / "small.toml").write_text(RECIPE)
+    recipe = RECIPE.replace('"text"', '"text.txt"').replace("epochs = 2", "epochs = 3")
+    (tmp_path / "small.toml").write_text(f"{recipe}checkpoint_seconds = 0\n")
     page = (ROOT / "docs" / "language-models.md").read_text()
     (shown,) = (line.split() for line in page.splitlines() if line.startswith("    torchrun "))
     words = " ".join(shown).replace("--nproc-per-node 4", "--standalone --nproc-per-node 2")
