@@ -17,7 +17,6 @@ from drill.files import (
     decode_text,
     lines_of,
     read_text,
-    remove_parts,
     write_output,
 )
 
@@ -139,14 +138,6 @@ def test_an_append_is_all_or_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         append_line(path, b"three\n")
     assert path.read_bytes() == b"one\ntwo\n"
-
-
-def test_partial_files_of_a_killed_write_are_removed(tmp_path):
-    left, other = tmp_path / ".page.0123456789abcdef.tmp", tmp_path / ".other.01.tmp"
-    for path in (left, other):
-        path.write_bytes(b"cut o")
-    remove_parts(tmp_path / "page")
-    assert [*tmp_path.iterdir()] == [other]
 
 
 def test_an_output_that_the_user_names_may_be_a_pipe_a_device_or_a_link(tmp_path):

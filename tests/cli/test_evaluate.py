@@ -3,14 +3,12 @@
 import gzip
 import hashlib
 import inspect
-import io
 import json
 import lzma
 import os
 import re
 import shutil
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -63,18 +61,11 @@ def test_evaluate_prints_both_normalisations_and_saves_them(rows, place):
     assert saved(place)[-2:] == [valid, test]
 
 
-def test_losses_of_every_token_are_written_also_into_a_pipe(rows, place):
+def test_losses_of_every_token_are_written(rows, place):
     (row,) = rows("evaluate", *TEST, "--losses", "l.npy")
     losses = np.load(place / "l.npy")
     assert len(losses) == row["tokens"]
     assert losses.mean(dtype=np.float64) == pytest.approx(row["loss"])
-    pipe, read = place / "pipe", []
-    os.mkfifo(pipe)
-    reader = Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
-    reader.start()
-    rows("evaluate", "runs/tiny", "--text", "text/test.txt", "--losses", str(pipe), *CPU)
-    reader.join(30)
-    assert np.array_equal(np.load(io.BytesIO(read[0])), losses)
 
 
 def test_a_full_disk_loses_no_result(drill, fails, place, monkeypatch):

@@ -455,15 +455,3 @@ def test_finished_sentences_leave_the_batch(monkeypatch):
     decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.0, max_extra=1)
     greedy(make(eos=-30.0), SOURCES, decoding)  # each ends at a limit of its own
     assert left == [4, 3, 2, 1]
-
-
-def test_very_long_source_and_an_empty_one():
-    model = make().float()
-    long = torch.randint(3, V, (3000,)).tolist()
-    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.001, max_extra=5)
-    for found in (
-        beam_search(model, [[], long, [3, 2]], decoding, beam=2),
-        sample(model, [[], long, [3, 2]], decoding, seed=1),
-    ):
-        assert [len(each) for each in found] == [1, 1, 1]
-        assert all(math.isfinite(each[0].score) for each in found)

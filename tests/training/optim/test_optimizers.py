@@ -20,7 +20,6 @@ from drill.training.optim import (
     ScheduledOptimizer,
     Sgd,
 )
-from drill.training.optim.averaging import WeightAverage
 from drill.training.run.checkpoint import split_tensors
 
 
@@ -388,15 +387,3 @@ def test_adamw_on_a_cpu_is_the_fused_one_of_torch(decoupled, kind):
         loop.step()
     torch.testing.assert_close(ours, theirs)
     assert not torch.equal(ours[0], start[0])
-
-
-def test_shares_by_hand():
-    tail, ema = WeightAverage(0.0, "tail", 0.0), WeightAverage(0.0, "ema", 0.5)
-    for average in (tail, ema):
-        average.begin([nn.Parameter(torch.zeros(2))])
-    found = []
-    for _ in range(3):
-        tail.prepare_step()
-        ema.prepare_step()
-        found.append((tail.share(), ema.share()))
-    assert found == [(1.0, 1.0), (0.5, 2 / 3), (1 / 3, 4 / 7)]
