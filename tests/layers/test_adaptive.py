@@ -39,20 +39,6 @@ def test_log_probs_follow_the_equations_and_nll_gathers_them(counts, cutoffs, fa
         torch.testing.assert_close(losses, -found.diag())
 
 
-def test_a_case_small_enough_for_paper_and_pencil():
-    """Logits of the head 0, ln 2, and ln 5 for the cluster; logits of the cluster 0 and ln 3."""
-    inner = FullSoftmax(4, 1)
-    layer = AdaptiveSoftmax(inner, [2], reduction_factor=1.0).double()
-    with torch.no_grad():
-        inner.label_weight[:] = torch.tensor([[0.0], [math.log(2)], [0.0], [0.0]])
-        inner.bias[:] = torch.tensor([0.0, 0.0, 0.0, math.log(3)])
-        layer.cluster_weight[:] = math.log(5)
-        layer.cluster_bias[:] = 0.0
-    hidden = torch.ones(1, 1, dtype=torch.float64)
-    truth = torch.tensor([[1 / 8, 2 / 8, 5 / 8 * 1 / 4, 5 / 8 * 3 / 4]], dtype=torch.float64)
-    torch.testing.assert_close(layer.log_probs(hidden).exp(), truth)
-
-
 @pytest.mark.parametrize("cutoffs", [[5], [5, 9], [2, 9, 20]], ids=str)
 def test_it_is_torchs_adaptive_softmax_when_the_weights_are_alike(cutoffs):
     """torch has tail matrices (labels, k_i): the first k_i columns of W, chosen by B = [I 0]."""

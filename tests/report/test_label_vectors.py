@@ -67,19 +67,6 @@ def test_every_layer_has_label_vectors_and_a_calibration(layer):
     assert found.ece == pytest.approx(expected / len(right), rel=1e-4)
 
 
-def test_a_model_that_knows_its_accuracy_has_no_calibration_error():
-    """p = 1/2 for two labels; half of the tokens are the first of them."""
-    model = small_model().eval()
-    with torch.no_grad():
-        model.encoder.embedding.weight.zero_()
-        model.layer.bias.fill_(-torch.inf)
-        model.layer.bias[:2] = 0.0
-    found = calibration(model, np.array([0, 1, 0, 1, 0]), batch_size=1)
-    assert (found.ece, found.accuracy) == (pytest.approx(0.0, abs=1e-7), 0.5)
-    (only,) = found.bins
-    assert only.low <= 0.5 < only.high
-
-
 class Constant(OutputLayer):
     """No label matrix."""
 

@@ -1,7 +1,6 @@
 """AveragedSgd against its definition and torch's ASGD; NonMonotonicTrigger, clipping, schedules."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -147,18 +146,3 @@ def test_inverse_sqrt_by_hand():
 def test_wrong_input_is_named(call, key):
     with pytest.raises(ValueError, match=f": {key}"):
         call()
-
-
-def test_rates_lag_one_step_and_the_average_starts_at_the_second_iterate():
-    w = nn.Parameter(torch.zeros((), dtype=torch.float64))
-    optimizer = AveragedSgd([w], lr=1.0)
-    iterates, averages = [0.0], []
-    for lr in (1.0, 2.0, 3.0, 4.0, 5.0):
-        optimizer.param_groups[0]["lr"] = lr
-        w.grad = torch.tensor(-1.0, dtype=torch.float64)
-        optimizer.step()
-        iterates.append(w.item())
-        averages.append(optimizer.state[w]["average"].item())
-    assert [b - a for a, b in pairwise(iterates)] == [1, 1, 2, 3, 4]
-    assert averages == pytest.approx([1, 2, 3, 13 / 3, 6], abs=1e-12)
-    assert averages[-1] == pytest.approx(sum(iterates[2:]) / 4, abs=1e-12)
