@@ -1,9 +1,11 @@
-"""A locked mask drops rows of U instead of columns of the labels, where these are more."""
+"""Which linear parts have to be called: where only weights count, a locked mask drops rows of U."""
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
+from drill.layers.checks import hooked, only_weights_count
 from drill.layers.label_map import LabelMap, MapOptions
 
 V, D_IN, D_OUT = 30, 8, 5
@@ -39,3 +41,21 @@ def test_only_a_linear_part_that_has_to_be_called_reads_dropped_labels(kind, mon
         assert not seen  # V rows would be masked
     else:
         assert torch.equal(seen[0], (X * mask).to(dtype))
+
+
+@pytest.mark.parametrize("of", ["forward_hook", "forward_pre_hook", "full_backward_hook",
+                                "full_backward_pre_hook"])  # fmt: skip
+@pytest.mark.parametrize("whose", ["its own", "all modules'"])
+def test_a_hook_has_to_be_called(of, whose):
+    linear = nn.Linear(2, 2)
+    assert only_weights_count(linear, nn.Linear)
+    if whose == "its own":
+        hook = getattr(linear, f"register_{of}")(lambda *_: None)
+    else:
+        hook = getattr(torch_module, f"register_module_{of}")(lambda *_: None)
+    try:
+        assert hooked(linear)
+        assert not only_weights_count(linear, nn.Linear)
+    finally:
+        hook.remove()
+    assert only_weights_count(linear, nn.Linear)

@@ -44,16 +44,6 @@ def test_in_bfloat16_a_product_is_rounded_once(p, device):
     assert torch.equal(found, exact.where(dropped != 0, torch.zeros_like(exact)))
 
 
-def test_a_locked_mask_is_shared_over_time_and_differs_between_sequences_and_calls():
-    x = torch.ones(T, B, H)
-    mask = locked_dropout(x, 0.6)
-    assert torch.equal(mask, mask[:1].expand(T, B, H))
-    assert len(mask[0].unique(dim=0)) == B
-    torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 2.5]))
-    assert abs((mask[0] == 0).float().mean().item() - 0.6) < 0.1
-    assert not torch.equal(mask, locked_dropout(x, 0.6))
-
-
 def test_row_dropout_equals_a_table_with_dropped_rows_and_leaves_the_table_alone():
     table = torch.randn(V, H, dtype=torch.float64, requires_grad=True)
     ids = torch.randint(V, (T, B))

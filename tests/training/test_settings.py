@@ -1,5 +1,7 @@
 """Settings: every shipped recipe resolves, and a wrong one answers with a sentence."""
 
+import inspect
+import re
 import tomllib
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
 from drill.recipes.reader import NAME, merged, recipe_names
+from drill.training.optim import Sgd
+from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import with_new_names
 from drill.training.settings import (
     LANGUAGE_MODEL,
@@ -364,3 +368,39 @@ def test_settings_of_an_older_version_are_read_from_ledgers_alone(tmp_path):
     with pytest.raises(SettingsError, match=r"it is now encoder\.embedding_dim"):
         read_settings(tmp_path / "recipe.toml")
     assert with_new_names(tomllib.loads(old)) == tomllib.loads(text)
+
+
+# -- the docs -------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[2] / "docs"
+BY_OTHERS = {"`seed`": None}  # a default that another setting gives
+
+
+@pytest.mark.parametrize(
+    ("page", "head", "of"),
+    [
+        ("language-models.md", "setting", LanguageModelOptions),
+        ("language-models.md", "setting of `sgd`", Sgd),
+        ("translation.md", "setting", TranslationOptions),
+    ],
+    ids=["language model", "sgd", "translator"],
+)
+def test_settings_and_their_defaults_are_those_of_the_docs(page, head, of):
+    text = (DOCS / page).read_text()
+    table = text.split(f"| {head} | default | meaning |\n|---|---|---|\n")[1]
+    documented = {}
+    for line in table.split("\n\n")[0].splitlines():
+        names, defaults, _ = (cell.strip() for cell in line.strip("|").split("|", 2))
+        values = [value.strip() for value in defaults.split(",")]
+        documented |= dict(zip(re.findall(r"`(\w+)`", names), values, strict=True))
+    wanted = {name: option.default for name, option in inspect.signature(of).parameters.items()}
+    assert documented.keys() == wanted.keys()
+    for name, default in documented.items():
+        found = wanted[name]
+        expected = "none" if found is None else str(found).lower()
+        if isinstance(found, float):
+            assert float(default) == found, name
+        elif default in BY_OTHERS:
+            assert found is BY_OTHERS[default], name
+        else:
+            assert default.strip("`") == expected, name

@@ -117,11 +117,6 @@ def test_sums_become_gradients(width, maps, parts, dtype, bias_dtype):
     torch.testing.assert_close(db, whole[:, :, width].to(bias_dtype))
 
 
-def test_a_cpu_is_not_supported():
-    E = torch.zeros(400, 16)
-    assert chain_missing(E, torch.bfloat16, PLAIN, 4) == "it needs an NVIDIA GPU, not cpu"
-
-
 @on_hopper
 def test_what_it_cannot_encode_is_said():
     def missing(V=128, d=16, dtype=torch.bfloat16, depth=4, **changes):

@@ -67,16 +67,6 @@ def test_a_sharp_softmax_keeps_the_digits_of_small_gradients():
     no_worse_than_eager(given, CHUNKED, torch.float32)
 
 
-def test_the_gradient_of_the_loss_is_a_factor():
-    given = problem(N, V, k)
-    loss = given.loss(impl="chunked")
-    once = torch.autograd.grad(loss, given[:3], retain_graph=True)
-    thrice = torch.autograd.grad(3 * loss, given[:3], retain_graph=True)  # made again
-    again = torch.autograd.grad(loss, given[:3])
-    torch.testing.assert_close(thrice, tuple(3 * x for x in once))
-    torch.testing.assert_close(again, once)
-
-
 @pytest.mark.parametrize("options", [{}, {"memory": 1}, {"reduction": "none"}], ids=str)
 def test_a_batch_of_gradients_raises_and_the_reference_has_it(options):
     given = problem(N, V, k)
