@@ -92,10 +92,12 @@ def seeded():
 
 @pytest.fixture
 def default_ctrl_c():
-    """A process in the background may have been started with Ctrl-C ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A process in the background may have been started with Ctrl-C ignored; SIGTERM comes back."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 @pytest.fixture(scope="session")

@@ -106,17 +106,13 @@ def test_words_come_one_by_one():
         assert len(calls) == begun_after + number
 
 
-def test_same_seed_gives_the_same_text_and_another_another():
+def test_without_a_seed_texts_differ_and_torchs_random_state_stays():
     model = language_model()
-    texts = ["".join(generate(model, VOCABULARY, tokens=60, seed=seed)) for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
     unseeded = {"".join(generate(model, VOCABULARY, tokens=60)) for _ in range(2)}
     assert len(unseeded) == 2
     before = torch.random.get_rng_state()
     list(generate(model, VOCABULARY, tokens=5, seed=1))
-    assert torch.equal(
-        torch.random.get_rng_state(), before
-    )  # the random state of torch is not used
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_sample_does_not_depend_on_how_many_there_are():
@@ -182,19 +178,3 @@ def test_any_prompt_is_continued(prompt):
     model = language_model()
     start = model.initial_state(1)  # computing the usual one takes longer
     assert len(list(generate(model, VOCABULARY, prompt=prompt, tokens=2, start=start))) == 2
-
-
-def test_top_k_and_top_p_draw_from_the_likeliest():
-    model = language_model()
-    start = begun(model)
-    for options in ({"top_k": 3}, {"top_p": 0.6}):
-        words: list[str] = []
-        for word in as_words(generate(model, VOCABULARY, tokens=40, seed=1, **options)):
-            scores = log_probs_after(model, words, start)
-            scores[WORDS.index(UNK)] = -math.inf
-            order = scores.argsort(descending=True).tolist()
-            mass = torch.softmax(scores, dim=0)[order].cumsum(0)
-            count = 3 if "top_k" in options else int((mass < 0.6).sum()) + 1
-            assert WORDS.index(word) in order[:count]
-            words.append(word)
-        assert len(set(words)) > 1

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,11 @@ def write_run(
     return folder
 
 
-def write_metrics(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
+def write_metrics(
+    folder: Path, rows: list[dict[str, Any]], tail: str = "", name: str = "metrics.jsonl"
+) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(lines + tail, encoding="utf-8")
+    (folder / name).write_text(lines + tail, encoding="utf-8")
 
 
 def write_weights(folder: Path, epoch: int) -> None:
@@ -112,6 +115,4 @@ def of_weights(folder: Path) -> dict[str, Any]:
     return {"weights": "best", "weights_epoch": epoch, "weights_fingerprint": digits}
 
 
-def write_evaluations(folder: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "evaluations.jsonl").write_text(lines + tail, encoding="utf-8")
+write_evaluations = partial(write_metrics, name="evaluations.jsonl")

@@ -17,6 +17,7 @@ from drill.training.signals import GracefulShutdown, reraise_signal
 from tests.tiny_tasks import LM, interrupted
 from tests.tiny_texts import small, write_texts
 
+pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train resumes, or drill"
 
 
@@ -24,16 +25,6 @@ STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train re
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture(autouse=True)
-def usual_handlers():
-    """A process in the background may have been started with Ctrl-C ignored."""
-    before = {each: signal.getsignal(each) for each in GracefulShutdown.SIGNALS}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
 
 
 def settings_of_text() -> Settings:
