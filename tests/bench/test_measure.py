@@ -9,7 +9,6 @@ import torch
 from setting import Setting, Size, random_inputs
 
 CPU = torch.device("cpu")
-SETTING = Setting("toy", Size(6, 100, 8), "float32", CPU)
 
 
 def arguments(**more: object) -> Namespace:
