@@ -167,6 +167,15 @@ def test_the_loss_is_that_of_the_mixed_probabilities(impl, reduction, bias, nan_
     torch.testing.assert_close(grads, [3 * grad for grad in right])
 
 
+def test_gradients_are_those_of_finite_differences():
+    given = mixture(5, 2, 7, 3, dtype=torch.float64)
+
+    def loss(*leaves: Tensor) -> Tensor:
+        return Mixture(*leaves, given.targets).loss(impl="chunked", reduction="sum")
+
+    assert torch.autograd.gradcheck(loss, tuple(given[:4]))
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @every_engine
 def test_any_size_gives_what_the_reference_gives(engine, size, rows_of_both_kinds):
