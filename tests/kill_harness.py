@@ -3,7 +3,7 @@
     python -m tests.kill_harness FOLDER SEED
 
 Each training process is forked from this one, which has imported torch and computed nothing: so a
-start costs milliseconds, and kill -9 is real. The report.json of a scene says how often it has
+start costs milliseconds, and kill -9 is real. The report.json of a scenario says how often it has
 killed, and which runs must be equal to "whole".
 """
 
@@ -142,16 +142,16 @@ def of_a_translator(folder: Path, seed: int) -> dict[str, object]:
 def in_a_save(folder: Path, seed: int) -> dict[str, object]:
     """Killed before every single fsync and rename around the end of an epoch, and inside writes."""
     finished(training(folder / "whole", 600.0))
-    eve = folder / "eve"  # one step before the end of the first epoch
+    almost = folder / "almost"  # one step before the end of the first epoch
     optimizer = interrupted_after(rows(folder / "whole")[0]["step"] - 1, "nt-asgd")
-    finished(training(eve, 600.0, optimizer))
+    finished(training(almost, 600.0, optimizer))
     kills = 0
     runs = []
-    for name, ill in (("call", kill_at_call), ("half", half_written)):
+    for name, kill in (("call", kill_at_call), ("half", half_written)):
         for n in range(1, 12 if name == "call" else 5):
             own = folder / f"{name}-{n}"
-            shutil.copytree(eve, own)
-            kills += ended(fork(ill(training(own), n))) != 0
+            shutil.copytree(almost, own)
+            kills += ended(fork(kill(training(own), n))) != 0
             finished(training(own, 600.0))
             runs.append(own.name)
     again = folder / "again"  # no process gets further than a few calls
@@ -162,7 +162,7 @@ def in_a_save(folder: Path, seed: int) -> dict[str, object]:
 
 
 def from_the_start(folder: Path, seed: int) -> dict[str, object]:
-    """A run of a recipe, killed before every rename that it begins with."""
+    """A run of a recipe, killed before some of its first fsyncs and renames."""
     texts = write_texts(folder / "texts")
     settings = small(texts, "data.min_count=1", "training.checkpoint_seconds=0", name="demo-drill")
 
@@ -177,24 +177,26 @@ def from_the_start(folder: Path, seed: int) -> dict[str, object]:
     finished(start("whole", "cache"))
     kills = 0
     names = []
-    for n in (1, 4, 13, 14, 16, 18, 19, 21):
+    for n in (1, 4, 13, 14, 16, 18, 19, 21):  # not all 21: each is a whole run
         names.append(f"call-{n}")
         kills += ended(fork(kill_at_call(start(names[-1], names[-1] + "-cache"), n))) != 0
         finished(start(names[-1], names[-1] + "-cache"))
     return {"kills": kills, "runs": names}
 
 
-def reporting(scene: Callable[[Path, int], dict[str, object]], folder: Path, seed: int) -> Process:
-    return lambda: (folder / "report.json").write_text(json.dumps(scene(folder, seed)))
+def reporting(
+    scenario: Callable[[Path, int], dict[str, object]], folder: Path, seed: int
+) -> Process:
+    return lambda: (folder / "report.json").write_text(json.dumps(scenario(folder, seed)))
 
 
 def main(place: Path, seed: int) -> None:
-    """All scenes at once: each is a process that forks others."""
+    """All scenarios at once: each is a process that forks others."""
     pids = []
-    for scene in (at_random, of_a_translator, in_a_save, from_the_start):
-        folder = place / scene.__name__
+    for scenario in (at_random, of_a_translator, in_a_save, from_the_start):
+        folder = place / scenario.__name__
         folder.mkdir()
-        pids.append(fork(reporting(scene, folder, seed)))
+        pids.append(fork(reporting(scenario, folder, seed)))
     for pid in pids:
         ended(pid)
 

@@ -142,17 +142,17 @@ def kill_harness(tmp_path_factory) -> tuple[Path, dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scene", "least"),
+    ("scenario", "least"),
     [("at_random", 8), ("of_a_translator", 8), ("in_a_save", 15), ("from_the_start", 8)],
 )
-def test_a_killed_run_is_the_same_run(kill_harness, scene, least):
+def test_a_killed_run_is_the_same_run(kill_harness, scenario, least):
     folder, report = kill_harness
-    assert report[scene]["kills"] >= least
-    whole = all_of(folder / scene / "whole")
-    if scene in ("at_random", "in_a_save"):
+    assert report[scenario]["kills"] >= least
+    whole = all_of(folder / scenario / "whole")
+    if scenario in ("at_random", "in_a_save"):
         assert {row.get("averaged") for row in whole["rows"]} >= {False, True}
-    for name in report[scene]["runs"]:
-        assert unlike(all_of(folder / scene / name), whole) == [], name
+    for name in report[scenario]["runs"]:
+        assert unlike(all_of(folder / scenario / name), whole) == [], name
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ from drill.recipes.reader import recipe_names
 from drill.training.settings import TRANSLATION, recipe
 from drill.translation.build import translator
 
+CORPORA = ("wmt14", "europarl", "europarl-big", "multi30k")
 TRANSLATIONS = [name for name in recipe_names() if recipe(name).task == TRANSLATION]
 
 
 def test_there_is_a_recipe_for_every_corpus_and_layer():
-    models = ("wmt14", "europarl", "europarl-big", "multi30k")
-    wanted = {f"{model}-{layer}" for model in models for layer in ("tied", "dual", "drill")}
+    wanted = {f"{corpus}-{layer}" for corpus in CORPORA for layer in ("tied", "dual", "drill")}
     assert set(TRANSLATIONS) == wanted | {"mt-demo", "mt-demo-tied"}
 
 
@@ -21,13 +21,13 @@ def test_there_is_a_recipe_for_every_corpus_and_layer():
 def test_recipes_of_one_corpus_differ_in_their_layer_alone(name):
     corpus, _, _ = name.rpartition("-")
     settings = recipe(name)
-    if corpus in ("wmt14", "europarl", "multi30k"):
+    if corpus in CORPORA:
         differing = recipe(f"{corpus}-tied").differences(settings)
         assert all(each.startswith("layer.") for each in differing)
     assert settings.data["corpus"] in ("wmt14", "europarl", "multi30k", "numbers")
 
 
-@pytest.mark.parametrize("corpus", ["wmt14", "europarl", "multi30k"])
+@pytest.mark.parametrize("corpus", CORPORA)
 def test_dual_layer_is_as_strong_as_ours(corpus):
     """What it is compared with decides what a comparison says."""
     dual, ours = (recipe(f"{corpus}-{each}").layer for each in ("dual", "drill"))
