@@ -42,7 +42,7 @@ bench: $(INSTALLED) ## Run the benchmarks in bench/ that need no corpus
 		$(BIN)/python bench/$$name.py $(OPTIONS) || status=1; \
 	done; exit $$status
 
-demo: $(INSTALLED) ## Train two output layers on the embedded corpus and compare them
+demo: $(INSTALLED) ## Train two output layers on the World English Bible and compare them
 	$(BIN)/python -m drill demo
 
 docs: $(INSTALLED) ## Build the documentation site into build/site

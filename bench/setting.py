@@ -20,7 +20,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "demo": Size(1000, 5_412, 96),  # the embedded corpus, batch 20 of 50 tokens
+    "demo": Size(1000, 5_412, 96),  # the corpus bible, batch 20 of 50 tokens
     "ptb": Size(1400, 10_000, 400),  # Penn Treebank, batch 20 of 70 tokens
     "wt2": Size(5600, 33_278, 400),  # WikiText-2, batch 80
     "nmt": Size(4096, 32_000, 512),  # Transformer base, subwords

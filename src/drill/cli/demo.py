@@ -1,4 +1,4 @@
-"""`drill demo`: two layers on the embedded corpus, compared."""
+"""`drill demo`: two layers on the World English Bible, compared."""
 
 import shlex
 import shutil

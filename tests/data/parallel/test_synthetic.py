@@ -1,4 +1,4 @@
-"""The embedded pairs: right in both languages, the same for a seed, no sentence in two splits."""
+"""Generated pairs: right in both languages, the same for a seed, no sentence in two splits."""
 
 import hashlib
 import itertools
