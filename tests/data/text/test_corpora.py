@@ -23,7 +23,7 @@ from drill.data import (
     load_corpus,
     read_corpus,
 )
-from drill.data.text.catalog import CORPORA, Published, data_folders
+from drill.data.text.catalog import CORPORA, CorpusInfo, data_folders
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
 
@@ -49,7 +49,7 @@ def home(tmp_path, monkeypatch):
 def tiny(monkeypatch):
     """A standard corpus of six lines."""
     train, valid, test = (hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values())
-    known = Published((6, 4, 4), 6, (train, valid, test), (8, 5, 4), ((), (), ()), "none")
+    known = CorpusInfo((6, 4, 4), 6, (train, valid, test), (8, 5, 4), ((), (), ()), "none")
     for module in ("corpora", "catalog"):
         monkeypatch.setattr(f"drill.data.text.{module}.CORPORA", {"tiny": known})
 

@@ -12,7 +12,7 @@ SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
-class Published:
+class CorpusInfo:
     """What is known about a standard corpus; each tuple is train, valid, test."""
 
     tokens: tuple[int, int, int]  # one <eos> a line included
@@ -30,8 +30,8 @@ def _mirrors(*patterns: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[st
 
 GITHUB = "https://raw.githubusercontent.com"
 
-CORPORA: Mapping[str, Published] = {
-    "ptb": Published(
+CORPORA: Mapping[str, CorpusInfo] = {
+    "ptb": CorpusInfo(
         tokens=(929_589, 73_760, 82_430),
         vocabulary_size=10_000,
         md5=(
@@ -46,7 +46,7 @@ CORPORA: Mapping[str, Published] = {
         ),
         licence="text of the Linguistic Data Consortium, no open licence",
     ),
-    "wikitext-2": Published(
+    "wikitext-2": CorpusInfo(
         tokens=(2_088_628, 217_646, 245_569),
         vocabulary_size=33_278,
         md5=(
