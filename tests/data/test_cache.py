@@ -9,7 +9,7 @@ import pytest
 from drill.data import Filters, ParallelText, Subwords, Vocabulary, cache_folder, encode_pairs
 from drill.data.cache import CHECKSUMS, cache_key, cached, load_array
 from drill.data.parallel.pairs import KEEP_ALL
-from drill.data.parallel.subwords import cached_subwords
+from drill.data.subwords import cached_subwords
 from drill.data.text.corpora import encode_text
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")

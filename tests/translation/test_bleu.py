@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drill.data import DataError
-from drill.data.parallel.word_tokenizer import _tokenizer, words
+from drill.data.parallel.moses_words import _tokenizer, words
 from drill.translation import bleu
 from drill.translation.bleu import corpus_scores
 

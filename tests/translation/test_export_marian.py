@@ -243,7 +243,7 @@ def test_killed_export_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch
         atomic_write(path, content)
 
     monkeypatch.setattr(sys.modules["drill.translation.export_marian"], "atomic_write", killed)
-    monkeypatch.setattr("drill.data.parallel.subwords.atomic_write", killed)
+    monkeypatch.setattr("drill.data.subwords.atomic_write", killed)
     with pytest.raises(KeyboardInterrupt):
         export_marian(model, subwords, tmp_path, positions=16)
     assert not (tmp_path / "model.safetensors").exists()

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from drill.data.parallel.corpora import read_parallel_corpus
     from drill.data.parallel.pairs import FilterReport, Filters, Pairs, encode_pairs
     from drill.data.parallel.parallel_text import ParallelText
-    from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
     from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
+    from drill.data.subwords import BEGIN, END, PAD, Subwords
     from drill.data.text.batches import (
         Segment,
         SequenceLengths,
@@ -76,9 +76,9 @@ __all__ = [
 
 _MODULES = (
     "cache",
+    "subwords",
     "parallel.corpora",
     "parallel.pairs",
-    "parallel.subwords",
     "text.corpora",
     "text.subword_vocabulary",
     "text.word_features",

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from drill.data.optional_packages import import_optional
-from drill.data.parallel.word_tokenizer import tokenizer_name, words
+from drill.data.parallel.moses_words import tokenizer_name, words
 from drill.errors import DataError
 
 logger = logging.getLogger("drill")

@@ -11,7 +11,7 @@ from drill.data import PAD, Filters, Subwords, cache_folder, read_parallel_corpu
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
 from drill.data.parallel.dataset import TranslationData, translation_data
-from drill.data.parallel.subwords import cached_subwords
+from drill.data.subwords import cached_subwords
 from drill.errors import DrillError, RunFolderError, SettingsError
 from drill.layers import LAYERS, AdaptiveSoftmax, Mixtape, SampledSoftmax
 from drill.models import Transformer

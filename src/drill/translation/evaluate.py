@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from drill.data import PairBatches, Pairs, ParallelText, Subwords
-from drill.data.parallel.word_tokenizer import LANGUAGES
+from drill.data.parallel.moses_words import LANGUAGES
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
 from drill.training.precision import autocast_to, evaluating, sum_dtype

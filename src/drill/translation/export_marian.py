@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from drill.data.parallel.subwords import BEGIN, END, PAD, Subwords
+from drill.data.subwords import BEGIN, END, PAD, Subwords
 from drill.errors import DataError, NotExportable
 from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable

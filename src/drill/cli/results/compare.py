@@ -119,8 +119,8 @@ def _translators(
     import numpy as np
 
     from drill.data import ParallelText
-    from drill.data.parallel.word_tokenizer import LANGUAGES
-    from drill.data.parallel.word_tokenizer import words as cut
+    from drill.data.parallel.moses_words import LANGUAGES
+    from drill.data.parallel.moses_words import words as cut
     from drill.report.analysis import paired_bootstrap as bootstrap
 
     data = [run.settings.data for run in runs]

@@ -1,1 +1,1 @@
-"""Parallel text: corpora, subwords, batches of pairs."""
+"""Parallel text: corpora, pairs, batches of pairs, words for scores."""

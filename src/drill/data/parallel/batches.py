@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data.parallel.pairs import Pairs
-from drill.data.parallel.subwords import BEGIN, END, PAD
+from drill.data.subwords import BEGIN, END, PAD
 from drill.errors import DataError, check_value
 
 IGNORE_INDEX = -100  # the target at padding; the losses leave it out

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from drill.data.parallel.pairs import Filters, Pairs, Progress, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
-from drill.data.parallel.subwords import END, Subwords
 from drill.data.parallel.synthetic import ParallelSplits
+from drill.data.subwords import END, Subwords
 from drill.data.text.catalog import SPLITS
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from drill.data.cache import cache_key, cached, load_array
 from drill.data.parallel.parallel_text import ParallelText
-from drill.data.parallel.subwords import Subwords
+from drill.data.subwords import Subwords
 from drill.errors import DataError, check_value
 
 CHUNK = 10_000  # pairs that are encoded at once

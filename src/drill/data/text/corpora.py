@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from drill.data.cache import cache_folder, cache_key, cached, load_array
 from drill.data.download import Progress, download
-from drill.data.parallel.subwords import Subwords, cached_subwords
+from drill.data.subwords import Subwords, cached_subwords
 from drill.data.text.catalog import (
     BIBLE,
     CORPORA,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.parallel.subwords import END, Subwords
+from drill.data.subwords import END, Subwords
 from drill.data.text.vocabulary import EOS, UNK, Vocabulary
 from drill.errors import DataError
 from drill.files import atomic_write, lines_of, read_json

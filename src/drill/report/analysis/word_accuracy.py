@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data import DataError, Subwords
-from drill.data.parallel.word_tokenizer import words
+from drill.data.parallel.moses_words import words
 from drill.language_modeling.evaluation.frequency_bands import CountRange, band_ends
 
 WORD_EDGES = (1, 2, 5, 10, 100, 1000)

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from drill.data import DataError, Subwords
-from drill.data.parallel.subwords import BEGIN, END, PAD, SMALLEST
+from drill.data.subwords import BEGIN, END, PAD, SMALLEST
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 
@@ -53,7 +53,7 @@ def test_remembered_words_change_no_line(single_digits, lines):
 
 
 def test_words_are_forgotten_when_they_are_many(subwords, monkeypatch):
-    monkeypatch.setattr("drill.data.parallel.subwords.MOST_KNOWN", 5)
+    monkeypatch.setattr("drill.data.subwords.MOST_KNOWN", 5)
     for line in LINES:
         assert subwords.encode_lines([line, line]) == [subwords.encode(line)] * 2
         assert len(subwords._known) <= 5 + len(line.split())

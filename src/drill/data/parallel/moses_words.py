@@ -1,4 +1,4 @@
-"""Words and punctuation of a line, by the Moses tokeniser (sacremoses)."""
+"""The Moses tokenizer (sacremoses): words of a translation, for tokenised BLEU and accuracy."""
 
 import re
 from functools import cache

@@ -1,4 +1,4 @@
-"""Pieces of words and their ids, one set for both languages of a translation.
+"""The BPE tokenizer of both tasks: pieces of words and their ids.
 
 Byte-pair encoding over bytes: it starts from the 256 bytes and merges the most frequent neighbours,
 so there is no unknown word and every text comes back exactly as it was.
@@ -97,10 +97,10 @@ class Subwords:
         single_digits: bool = False,
         progress: Progress | None = None,
     ) -> "Subwords":
-        """Learn pieces from the lines of both languages; the same lines give the same pieces.
+        """Learn pieces from a text; the same lines give the same pieces.
 
         Args:
-            lines: of both languages.
+            lines: of the training text, a translator's in both languages.
             size: number of pieces; a short text gives fewer, with a warning.
             min_count: pairs of pieces that are rarer are not merged.
             single_digits: split numbers into digits, for texts in which new numbers must come out
