@@ -1,4 +1,4 @@
-"""Translators: train, beam search, BLEU, translate, export."""
+"""Translators: beam search, sampling, BLEU, export; translate.py translates lines."""
 
 from drill.errors import NotExportable
 from drill.translation.bleu import Scores, corpus_scores
