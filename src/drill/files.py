@@ -10,7 +10,8 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -110,6 +111,25 @@ def decompressed(raw: bytes, path: Path) -> bytes:
             f"{path}: cannot be unpacked ({error}); the file is damaged or cut off, get it again"
         ) from None
     return raw
+
+
+@contextmanager
+def opened_text(path: Path) -> Iterator[Any]:
+    """A text to read bytes from, unpacked as it is read; ``UNPACKING_FAULTS`` may come then."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); name a text file") from None
+    with stream:
+        start = stream.peek(len(XZ))  # it may be a pipe, which cannot go back
+        if start.startswith(GZIP):
+            with gzip.open(stream) as inner:
+                yield inner
+        elif start.startswith(XZ):
+            with lzma.open(stream) as inner:
+                yield inner
+        else:
+            yield stream
 
 
 def read_text(path: Path) -> str:

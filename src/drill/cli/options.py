@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Context, Option
 
 from drill.errors import DataError, DrillError, SettingsError
-from drill.files import BYTE_ORDER_MARK, UNPACKING_FAULTS
+from drill.files import BYTE_ORDER_MARK, UNPACKING_FAULTS, opened_text
 from drill.recipes.reader import recipe_names
 
 ZERO_PROBABILITY = "the weights give a word zero probability; evaluate others, or train again"
@@ -112,8 +112,6 @@ def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[st
     if file is None or is_standard_input(file):
         yield from _blocks(sys.stdin.buffer, name_of(file), nul)
     else:
-        from drill.data.parallel.parallel_text import opened_text
-
         with opened_text(file) as stream:
             yield from _blocks(stream, name_of(file), nul)
 

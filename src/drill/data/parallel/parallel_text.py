@@ -1,15 +1,11 @@
 """Two texts that are line by line translations of each other, read so that lines stay in step."""
 
-import gzip
-import lzma
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drill.errors import DataError
-from drill.files import GZIP, XZ, lines_of, read_text
+from drill.files import lines_of, read_text
 
 
 @dataclass(frozen=True)
@@ -68,22 +64,3 @@ def read_lines(path: Path) -> list[str]:
     Line i has to stay line i, so a lone ``\\r`` or U+2028 inside a line breaks nothing.
     """
     return lines_of(read_text(path))
-
-
-@contextmanager
-def opened_text(path: Path) -> Iterator[Any]:
-    """A text to read bytes from, unpacked as it is read; ``UNPACKING_FAULTS`` may come then."""
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); name a text file") from None
-    with stream:
-        start = stream.peek(len(XZ))  # it may be a pipe, which cannot go back
-        if start.startswith(GZIP):
-            with gzip.open(stream) as inner:
-                yield inner
-        elif start.startswith(XZ):
-            with lzma.open(stream) as inner:
-                yield inner
-        else:
-            yield stream
