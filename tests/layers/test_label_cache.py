@@ -62,7 +62,7 @@ def by_optimiser(kind: type, **options: bool):
     def write(module: nn.Module, name: str) -> None:
         parameter = module.get_parameter(name)
         parameter.grad = torch.zeros_like(parameter)
-        parameter.grad.view(-1)[1:2] = 1.0  # of a single entry
+        parameter.grad.view(-1)[-1:] = 1.0  # of a single entry
         kind([parameter], lr=0.1, **options).step()
 
     return write
@@ -96,7 +96,7 @@ STEPS = [
     (torch.optim.AdamW, {"fused": True}),
 ]
 IN_PLACE = {
-    "in place": lambda module, name: module.get_parameter(name).detach().view(-1)[1:2].add_(1),
+    "in place": lambda module, name: module.get_parameter(name).detach().view(-1)[-1:].add_(1),
     "data": lambda module, name: module.get_parameter(name).data.add_(1),
     "new data": by_new_data,
     "numpy": lambda module, name: module.get_parameter(name).detach().numpy().__iadd__(1),
