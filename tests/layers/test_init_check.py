@@ -50,8 +50,7 @@ def test_an_embedding_of_the_default_start_is_warned_of_once(build):
     with pytest.warns(UserWarning, match=MESSAGE) as caught:
         step(layer)
     assert len(caught) == 1
-    if build is TiedSoftmax:
-        assert caught[0].filename == __file__  # the line that asks for the loss
+    assert caught[0].filename == __file__  # the line that asks for the loss
     step(layer)
     step(TiedSoftmax(getattr(layer, "layer", layer).embedding))
 

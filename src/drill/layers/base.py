@@ -139,8 +139,10 @@ class OutputLayer(nn.Module, abc.ABC):
         )
         self.check_hidden(hidden)
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
-        if check and self.training and not must_not_wait(hidden.device):
-            self.warn_if_badly_initialised()
+        # Not in the constructor: many models are initialised or loaded after it.
+        training = self.training and torch.is_grad_enabled() and not must_not_wait(hidden.device)
+        if check and training and self.matrix is not None and self.matrix.scales_with_embedding:
+            warn_if_default_init(type(self.matrix).__name__, self.matrix.embedding)
         return LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
 
     @abc.abstractmethod
@@ -222,10 +224,6 @@ class OutputLayer(nn.Module, abc.ABC):
         Returns:
             A context manager for the micro-batches of one step.
         """
-
-    def warn_if_badly_initialised(self) -> None:
-        """Warn at the first loss in training if the labels are badly initialised."""
-        return None
 
     def kernel_summary(self, tokens: int) -> list[str]:
         """Which kernels train on so many tokens, and why; one line per part with a choice."""
@@ -348,11 +346,6 @@ class MatrixLayer(OutputLayer):
     ) -> tuple[Tensor, Tensor]:
         context, weight = self.context(hidden), self.weight
         return adversarial_nll(epsilon, context, weight, targets, self.bias, options)
-
-    def warn_if_badly_initialised(self) -> None:
-        # Not in the constructor: many models are initialised or loaded after it.
-        if self.scales_with_embedding and torch.is_grad_enabled():
-            warn_if_default_init(type(self).__name__, self.embedding)
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:

@@ -149,5 +149,5 @@ def warn_if_default_init(name: str, source: object) -> None:
             f"{name}: the embedding has standard deviation {std:.2f} in {E.shape[1]} dimensions, "
             "the default of nn.Embedding, so logits start far from uniform and training ends "
             "worse; start with nn.init.uniform_(embedding.weight, -0.1, 0.1)",
-            stacklevel=5,  # the caller of nll
+            stacklevel=4,  # the caller of nll
         )

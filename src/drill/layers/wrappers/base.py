@@ -80,9 +80,6 @@ class WrappingLayer(OutputLayer):
             "are encoded once"
         )
 
-    def warn_if_badly_initialised(self) -> None:
-        self.layer.warn_if_badly_initialised()
-
     def label_kernel_summary(self) -> list[str]:
         return self.layer.label_kernel_summary()
 
