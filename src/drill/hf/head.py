@@ -113,8 +113,8 @@ class Head(nn.Module):
                 bias = logit_bias if bias is None else bias + logit_bias
             return head_nll(context, weight, targets, bias, options)
 
-        def capped(context: Tensor, weight: Tensor) -> Tensor:  # (rows, V)
-            logits = softcap * torch.tanh(F.linear(context, weight, layer.bias) / softcap)
+        def capped(inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:  # (rows, V)
+            logits = softcap * torch.tanh(F.linear(inputs[0], weight, layer.bias) / softcap)
             return logits.float() if logit_bias is None else logits.float() + logit_bias
 
         return blockwise_nll(capped, (context,), weight, targets, options, copies=4).sum()

@@ -155,7 +155,7 @@ class AdaptiveSoftmax(WrappingLayer):
         context, weight, softmaxes = self._encode(hidden)
         if options.label_smoothing:  # needs every label's log-probability, not only the target's
             losses = blockwise_nll(
-                lambda context, _: self._join(context, softmaxes),
+                lambda inputs, _: self._join(inputs[0], softmaxes),
                 (context,),
                 weight,
                 targets,

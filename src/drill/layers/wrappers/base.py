@@ -133,30 +133,17 @@ class ScoreLayer(WrappingLayer):
         return F.log_softmax(self.logits(hidden), dim=-1)
 
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-        inputs, weight = self._read(hidden)
-        losses = self._losses(inputs, weight, targets, options)
+        losses = blockwise_nll(self.scores, *self._read(hidden), targets, options, self.copies)
         return reduce_losses(losses, targets, options.reduction, options.ignore_index)
 
     def checked_adversarial_nll(
         self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         inputs, weight = self._read(hidden)
-        losses = self._losses(inputs, weight, targets, options)
+        losses = blockwise_nll(self.scores, inputs, weight, targets, options, self.copies)
         with torch.no_grad():
             drop = self.score_drop(epsilon, inputs, weight, targets)
         return losses, nll_with_lowered_target(losses, drop)
-
-    def _losses(
-        self, inputs: tuple[Tensor, ...], weight: Tensor, targets: Tensor, options: LossOptions
-    ) -> Tensor:
-        return blockwise_nll(
-            lambda *rows: self.scores(rows[:-1], rows[-1]),
-            inputs,
-            weight,
-            targets,
-            options,
-            self.copies,
-        )
 
     def kernel_summary(self, tokens: int) -> list[str]:
         mib = 4 * self.copies * tokens * self.vocabulary_size / 2**20
@@ -230,9 +217,9 @@ class Ranking(nn.Module):
 
 
 def blockwise_nll(
-    scores: Callable[..., Tensor],  # (*inputs, weight) -> (rows, V)
+    scores: Callable[[tuple[Tensor, ...], Tensor], Tensor],  # (inputs, weight) -> (rows, V)
     inputs: tuple[Tensor, ...],  # each (..., anything), one row per token
-    weight: Tensor,  # (V, k), the last argument of scores
+    weight: Tensor,  # (V, k)
     targets: Tensor,  # (...)
     options: LossOptions,  # but for the reduction
     copies: int,  # (rows, V) tensors that scores and their gradient need at once
@@ -246,21 +233,22 @@ def blockwise_nll(
     flat = targets.reshape(-1)
     rows = [x.reshape(-1, *x.shape[targets.dim() :]) for x in inputs]
 
-    def block(targets: Tensor, *parts: Tensor) -> Tensor:
-        return token_losses(scores(*parts), targets, options.ignore_index, options.label_smoothing)
+    def block(targets: Tensor, weight: Tensor, *parts: Tensor) -> Tensor:
+        smoothing = options.label_smoothing
+        return token_losses(scores(parts, weight), targets, options.ignore_index, smoothing)
 
     impl, memory = options.impl, options.memory
     row = 4 * copies * weight.shape[0]  # bytes
     if impl == "reference" or (impl == "auto" and row * flat.shape[0] <= memory):
-        return block(flat, *rows, weight).view(targets.shape)
+        return block(flat, weight, *rows).view(targets.shape)
     height = max(1, min(MOST_ROWS, memory // row))
     # At least one block: a batch without tokens still gives every parameter a gradient.
     losses = [
         checkpoint(
             block,
             flat[i : i + height],
-            *(x[i : i + height] for x in rows),
             weight,
+            *(x[i : i + height] for x in rows),
             use_reentrant=False,
             preserve_rng_state=False,  # scores draw nothing; a CUDA graph cannot read the state
         )

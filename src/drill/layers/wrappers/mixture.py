@@ -66,10 +66,11 @@ class Mixture(WrappingLayer):
         log_prior, contexts = self.expert_contexts(hidden)
         contexts, weight = self.layer.context(contexts), self.layer.weight
         check_head(type(self).__name__, contexts, weight, self.layer.bias)
-        return self._mix(log_prior, contexts, weight)
+        return self._mix((log_prior, contexts), weight)
 
-    def _mix(self, log_prior: Tensor, contexts: Tensor, weight: Tensor) -> Tensor:
+    def _mix(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:
         """logsumexp over experts, one at a time: a few (..., V) tensors without gradients."""
+        log_prior, contexts = inputs
         mixed: Tensor | None = None
         for log_pi, context in zip(log_prior.unbind(-1), contexts.unbind(-2), strict=True):
             part = head_log_probs(context, weight, self.layer.bias) + log_pi[..., None]
