@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,18 +47,16 @@ class FeatureBags(nn.Module):
 
     def _set(self, ids: Tensor, starts: Tensor, weights: Tensor) -> None:
         """Set A, and A^T for the backward pass."""
-        given = ids.cpu().numpy()
-        inside = len(given) == 0 or 0 <= given.min() <= given.max() < self.features
+        device, ids, starts, weights = weights.device, ids.cpu(), starts.cpu(), weights.cpu()
+        inside = bool(((ids >= 0) & (ids < self.features)).all())
         require(inside, type(self).__name__, "labels", f"ids below {self.features}", "another")
-        order = np.argsort(given, kind="stable")
-        of_label = np.repeat(np.arange(len(starts) - 1), np.diff(starts.cpu().numpy()))
-        ends = np.cumsum(np.bincount(given, minlength=self.features))
-        transposed = torch.from_numpy(of_label[order]), torch.from_numpy(_starts(ends))
+        order = ids.argsort(stable=True)
+        of_label = torch.arange(len(starts) - 1, device="cpu").repeat_interleave(starts.diff())
         parts = {"ids": ids, "starts": starts, "weights": weights}
-        parts |= {"of_feature": transposed[0], "feature_starts": transposed[1]}
-        parts["feature_weights"] = weights[torch.from_numpy(order).to(weights.device)]
+        parts |= {"of_feature": of_label[order], "feature_weights": weights[order]}
+        parts["feature_starts"] = _starts(ids.bincount(minlength=self.features))
         for key, value in parts.items():
-            self.register_buffer(key, value.to(weights.device), persistent=False)
+            self.register_buffer(key, value.to(device), persistent=False)
 
     @property
     def num_embeddings(self) -> int:
@@ -92,10 +89,9 @@ class FeatureBags(nn.Module):
     def _rows(self, rows: Tensor) -> Tensor:
         """Some rows, without the others: a text is read word by word in generation."""
         first, sizes = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
-        ends = sizes.cumsum(0)
+        starts = _starts(sizes)
         entries = torch.arange(int(sizes.sum()), device=rows.device)
-        entries += (first - ends + sizes).repeat_interleave(sizes)
-        starts = F.pad(ends, (1, 0))
+        entries += (first - starts[:-1]).repeat_interleave(sizes)
         return _product(self.embedding, self.ids[entries], starts, self.weights[entries])
 
     def extra_repr(self) -> str:
@@ -136,11 +132,11 @@ def _entries(labels: Sequence[Bags]) -> tuple[Tensor, Tensor, Tensor]:
             ids += bag
             weights += [(len(filled) * len(bag)) ** -0.5] * len(bag)
     sizes = [sum(map(len, bags)) for bags in labels]
-    starts = torch.from_numpy(_starts(np.cumsum(sizes)))
-    # On the CPU, also while a model is built on the meta device.
-    values = torch.tensor(weights, dtype=torch.float32, device="cpu")
-    return torch.tensor(ids, dtype=torch.int64, device="cpu"), starts, values
+    with torch.device("cpu"):  # also while a model is built on the meta device
+        starts = _starts(torch.tensor(sizes, dtype=torch.int64))
+        values = torch.tensor(weights, dtype=torch.float32)
+        return torch.tensor(ids, dtype=torch.int64), starts, values
 
 
-def _starts(ends: Any) -> Any:
-    return np.concatenate([[0], ends]).astype(np.int64)
+def _starts(sizes: Tensor) -> Tensor:
+    return F.pad(sizes.cumsum(0), (1, 0))
