@@ -103,8 +103,14 @@ def single_encoding(layer: OutputLayer) -> Iterator[None]:
         yield
 
 
-def embed_with_layer(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> None:
-    """Let the layer embed the input words if it encodes them: sets ``encoder.embed_with``."""
+def connect(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> None:
+    """Check the widths, and set ``encoder.embed_with`` if the layer encodes input words, too."""
+    if encoder.output_size != layer.hidden_size:
+        raise ValueError(
+            f"{model}: the encoder gives width {encoder.output_size}, but the layer reads "
+            f"hidden_size {layer.hidden_size}; build the layer with "
+            f"hidden_size={encoder.output_size}, or an encoder of output_size={layer.hidden_size}"
+        )
     inputs = input_encoder(layer)
     if inputs is not None:
         if inputs.embedding is not embedding:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.layers.label_source import label_vectors
-from drill.models.encoder import Encoded, Encoder, State, embed_with_layer, single_encoding
+from drill.models.encoder import Encoded, Encoder, State, connect, single_encoding
 from drill.models.past_decode import PastDecode
 
 
@@ -40,14 +40,7 @@ class LanguageModel(nn.Module):
         self, encoder: Encoder, layer: OutputLayer, past_decode: PastDecode | None = None
     ) -> None:
         super().__init__()
-        if encoder.output_size != layer.hidden_size:
-            raise ValueError(
-                f"LanguageModel: the encoder gives width {encoder.output_size}, but the layer "
-                f"reads hidden_size {layer.hidden_size}; build the encoder with "
-                f"output_size={layer.hidden_size}, or the layer with "
-                f"hidden_size={encoder.output_size}"
-            )
-        embed_with_layer("LanguageModel", encoder, encoder.embedding, layer)
+        connect("LanguageModel", encoder, encoder.embedding, layer)
         self.encoder = encoder
         self.layer = layer
         self.past_decode = past_decode
@@ -111,6 +104,8 @@ class LanguageModel(nn.Module):
             total = total + tar_weight * _mean_square(encoded.raw[1:] - encoded.raw[:-1])
         return Loss(total, nll.detach(), self.encoder.detach(encoded.state))
 
+    forward = loss  # for wrappers such as DistributedDataParallel
+
     def _reset(self, state: State | None, batch: int, probability: float) -> State:
         """``state``, with the initial one for sequences drawn with this probability.
 
@@ -126,12 +121,6 @@ class LanguageModel(nn.Module):
             tuple(chosen(old, new) for old, new in zip(*layer, strict=True))
             for layer in zip(first if state is None else state, first, strict=True)
         )
-
-    def forward(
-        self, ids: Tensor, targets: Tensor, state: State | None = None, **options: Any
-    ) -> Loss:
-        """``loss``, for wrappers such as DistributedDataParallel."""
-        return self.loss(ids, targets, state, **options)
 
     def log_probs(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """log p of every label after every step.

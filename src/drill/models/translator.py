@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
-from drill.models.encoder import embed_with_layer, single_encoding
+from drill.models.encoder import connect, single_encoding
 from drill.models.transformer.transformer import Transformer
 
 
@@ -27,19 +27,13 @@ class Translator(nn.Module):
 
     def __init__(self, transformer: Transformer, layer: OutputLayer) -> None:
         super().__init__()
-        if transformer.output_size != layer.hidden_size:
-            raise ValueError(
-                f"Translator: the transformer gives width {transformer.output_size}, but the layer "
-                f"reads hidden_size {layer.hidden_size}; build the layer with "
-                f"hidden_size={transformer.output_size}"
-            )
+        connect("Translator", transformer, transformer.target_embedding, layer)
         words = transformer.target_embedding.num_embeddings
         if words != layer.vocabulary_size:
             raise ValueError(
                 f"Translator: the target embedding has {words} rows, but the layer "
                 f"{layer.vocabulary_size} labels; both need the same vocabulary"
             )
-        embed_with_layer("Translator", transformer, transformer.target_embedding, layer)
         self.transformer = transformer
         self.layer = layer
 
@@ -81,11 +75,7 @@ class Translator(nn.Module):
                 **options,
             )
 
-    def forward(
-        self, source: Tensor, target_in: Tensor, target_out: Tensor, **options: Any
-    ) -> Tensor:
-        """``loss``, for wrappers such as DistributedDataParallel."""
-        return self.loss(source, target_in, target_out, **options)
+    forward = loss  # for wrappers such as DistributedDataParallel
 
     def log_probs(self, source: Tensor, target_in: Tensor) -> Tensor:
         """log p of every label after each of ``target_in``.
