@@ -147,22 +147,20 @@ class AwdLstm(Encoder):
         given = ids.dtype, tuple(ids.shape)
         require(whole, "AwdLstm", "ids", "whole numbers of shape (T, B)", given, TypeError)
         state = self.initial_state(ids.shape[1]) if state is None else state
-        dropping = self.training and self._dropping
         x = self.embed(ids)  # (T, B, d)
-        if dropping:
+        if self._drops:
             drop = sequence_row_dropout if self.dropout_masks == "variational" else row_dropout
             x = drop(x, ids, label_count(self.embedding), self.dropout_embedding)
-            x = self._drop(x, self.dropout_input)
-        by_layer = dropping and (self.dropout_state > 0.0 or self.dropout_masks == "standard")
+        x = self._drop(x, self.dropout_input)
+        by_layer = self._drops and (self.dropout_state > 0.0 or self.dropout_masks == "standard")
         one_by_one = by_layer or self.skip_connections or self.cap_input_gate
-        run = self._layers if one_by_one else self._stacks
-        outputs, carried = run(x, state, dropping)
+        outputs, carried = self._layers(x, state) if one_by_one else self._stacks(x, state)
         if self.skip_connections:
             raw = sum(outputs[1:], outputs[0])
         else:
             last = outputs[-self.output_layers :]
             raw = last[0] if len(last) == 1 else torch.cat(last, dim=-1)
-        output = self._drop(raw, self.dropout_output) if dropping else raw
+        output = self._drop(raw, self.dropout_output)
         if self.projection is not None:
             output, raw = self.projection(output), self.projection(raw)
         return Encoded(output, raw, tuple(carried))
@@ -173,18 +171,16 @@ class AwdLstm(Encoder):
             return (self.output_size,)
         return tuple(each.hidden_size for each in self.lstms[-self.output_layers :])
 
-    def _stacks(
-        self, x: Tensor, state: State, dropping: bool
-    ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    def _stacks(self, x: Tensor, state: State) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
         """Outputs and states of the LSTMs, in stacks that end where an output is read."""
         weights = [Weights(*each.all_weights[0]) for each in self.lstms]
-        drop = self.weight_drop if dropping else 0.0
-        between = self.dropout_hidden if dropping else 0.0
+        drop = self.weight_drop if self._drops else 0.0
+        between = self.dropout_hidden if self._drops else 0.0
         outputs: list[Tensor] = []
         carried: list[tuple[Tensor, Tensor]] = []
         ends = range(len(self.lstms) - self.output_layers + 1, len(self.lstms) + 1)
         for start, stop in pairwise([0, *ends]):
-            x = locked_dropout(x, between) if outputs else x
+            x = self._drop(x, between) if outputs else x
             part = slice(start, stop)
             x, last = lstm_stack(
                 x, state[part], weights[part], self.impl, drop=drop, between=between
@@ -193,17 +189,14 @@ class AwdLstm(Encoder):
             carried += last
         return outputs, carried
 
-    def _layers(
-        self, x: Tensor, state: State, dropping: bool
-    ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    def _layers(self, x: Tensor, state: State) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
         """Outputs and states of the LSTMs one by one, for what a whole stack has no kernels for."""
-        drop = self.weight_drop if dropping else 0.0
-        p = self.dropout_state if dropping else 0.0
+        drop = self.weight_drop if self._drops else 0.0
+        p = self.dropout_state if self._drops else 0.0
         outputs: list[Tensor] = []
         ends: list[tuple[Tensor, Tensor]] = []
-        for i, (each, (h, c)) in enumerate(zip(self.lstms, state, strict=True)):
-            if i > 0 and dropping:
-                x = self._drop(x, self.dropout_hidden)
+        for each, (h, c) in zip(self.lstms, state, strict=True):
+            x = self._drop(x, self.dropout_hidden) if outputs else x
             weights = Weights(*each.all_weights[0])
             mask = draw_mask(tuple(h.shape[1:]), p, h) if p > 0.0 else None
             x, h, c = lstm(
@@ -214,10 +207,15 @@ class AwdLstm(Encoder):
             outputs.append(x)
         return outputs, ends
 
+    @property
+    def _drops(self) -> bool:
+        return self.training and self._dropping
+
     def _drop(self, x: Tensor, p: float) -> Tensor:
-        if self.dropout_masks == "standard":
-            return masked(x, draw_mask(tuple(x.shape), p, x)) if p > 0.0 else x
-        return locked_dropout(x, p)
+        if not self._drops or p == 0.0:
+            return x
+        steps = x.shape[0] if self.dropout_masks == "standard" else 1
+        return masked(x, draw_mask((steps, *x.shape[1:]), p, x))
 
     def kernel_summary(self, batch: int) -> list[str]:
         plain = not (self.cap_input_gate or self.dropout_state > 0.0)
@@ -232,12 +230,8 @@ class AwdLstm(Encoder):
 
     def initial_state(self, batch: int) -> State:
         """Zeros: per layer h and c, each (1, batch, width)."""
-        like = next(self.parameters())
-
-        def zeros(each: nn.LSTM) -> Tensor:
-            return like.new_zeros(1, batch, each.hidden_size)
-
-        return tuple((zeros(each), zeros(each)) for each in self.lstms)
+        like, widths = next(self.parameters()), [each.hidden_size for each in self.lstms]
+        return tuple((like.new_zeros(1, batch, w), like.new_zeros(1, batch, w)) for w in widths)
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
