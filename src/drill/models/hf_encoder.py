@@ -92,7 +92,7 @@ class HfEncoder(Encoder):
                 f"HfEncoder: {ids.shape[0]} tokens are longer than context_length "
                 f"{self.context_length}; take a smaller bptt or a larger context_length"
             )
-        raw = self._window(ids.t()).transpose(0, 1)  # (T, B, d)
+        raw = self._window(ids.t(), use_cache=False).transpose(0, 1)  # (T, B, d)
         return Encoded(self._drop(raw), raw, ())
 
     def initial_state(self, batch: int) -> State:
@@ -109,15 +109,11 @@ class HfEncoder(Encoder):
         """
         return ((torch.empty(batch, 0, dtype=torch.int64, device=next(self.parameters()).device),),)
 
-    def _window(self, ids: Tensor) -> Tensor:
+    def _window(self, ids: Tensor, **options: Any) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d)."""
-        hidden: Tensor = self.body(
-            inputs_embeds=self._input(ids), use_cache=False
-        ).last_hidden_state
+        x = self._drop(self.embed(ids))
+        hidden: Tensor = self.body(inputs_embeds=x, **options).last_hidden_state
         return hidden
-
-    def _input(self, ids: Tensor) -> Tensor:
-        return self._drop(self.embed(ids))
 
     def _drop(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)
@@ -143,12 +139,11 @@ class HfEncoder(Encoder):
         Models with another memory than keys and values, such as Mamba, have no cache here.
         """
         if self.body._is_stateful:
-            return self._window(ids), []
+            return self._window(ids, use_cache=False), []
         from transformers import DynamicCache
 
         cache = DynamicCache(cached)
-        x = self._input(ids)
-        hidden = self.body(inputs_embeds=x, past_key_values=cache, use_cache=True).last_hidden_state
+        hidden = self._window(ids, past_key_values=cache, use_cache=True)
         return hidden, [(layer.keys, layer.values) for layer in cache.layers]
 
     def _parts(self, ids: Tensor, past: int) -> Iterator[Tensor]:

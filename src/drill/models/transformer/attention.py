@@ -88,19 +88,16 @@ class SelfAttention(nn.Module):
             mask: (B, 1, 1, T), 0 for visible tokens and -inf for others; None: causal.
             append: x is one position of K hypotheses, (B, K, d), each of which sees its own past.
         """
-        seen = self._seen(x, mask, ready) if append is None else self._step(x, append)
+        if append is None:
+            q, k, v = _by_heads(apply_linear(self.query_key_value, x, ready), 3, self.heads)
+            p = self.dropout if self.training else 0.0
+            seen = fused_attention(q, k, v, mask, p).transpose(1, 2).flatten(2)
+        else:
+            rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
+            parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
+            seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
+            seen = seen.reshape(x.shape)  # of (B*K, H, 1, d/H)
         return self.output(seen) if with_output else seen
-
-    def _seen(self, x: Tensor, mask: Tensor | None, ready: Prepared | None) -> Tensor:
-        q, k, v = _by_heads(apply_linear(self.query_key_value, x, ready), 3, self.heads)
-        p = self.dropout if self.training else 0.0
-        return fused_attention(q, k, v, mask, p).transpose(1, 2).flatten(2)
-
-    def _step(self, x: Tensor, append: Append) -> Tensor:
-        rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
-        parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
-        seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
-        return seen.reshape(x.shape)  # of (B*K, H, 1, d/H)
 
 
 class CrossAttention(nn.Module):

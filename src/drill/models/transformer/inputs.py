@@ -3,9 +3,9 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from drill.kernels.runtime.checks import require, require_type
+from drill.kernels.runtime.checks import require
 from drill.kernels.runtime.dispatch import compute_dtype
 
 ALIGNED = 8
@@ -29,14 +29,6 @@ def additive_mask(seen: Tensor, x: Tensor) -> Tensor:
     rows, length = seen.shape
     room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=compute_dtype(x))
     return room[..., :length].masked_fill_(~seen[:, None, None], -torch.inf)
-
-
-def common_width(source: nn.Embedding, target: nn.Embedding) -> int:
-    for embedding in (source, target):
-        require_type(embedding, nn.Embedding, "Transformer", "embeddings", "nn.Embeddings")
-    a, b = source.embedding_dim, target.embedding_dim
-    require(a == b, "Transformer", "the target embedding", f"as wide as the source's, {a}", b)
-    return a
 
 
 def check_ids(what: str, ids: Tensor, dims: int, rows: int | None = None) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.runtime.checks import one_of, require
+from drill.kernels.runtime.checks import one_of, require, require_type
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
 from drill.layers.checks import check_fraction, check_integer
@@ -23,7 +23,7 @@ from drill.models.transformer.attention import CrossAttention, KeysValues, SelfA
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream
 from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.transformer.fused_linear import Prepared, apply_linears, prepared
-from drill.models.transformer.inputs import additive_mask, check_ids, common_width, sinusoids
+from drill.models.transformer.inputs import additive_mask, check_ids, sinusoids
 
 Norm = Literal["pre", "post"]
 
@@ -102,7 +102,10 @@ class Transformer(nn.Module):
         super().__init__()
         name = type(self).__name__
         target_embedding = source_embedding if target_embedding is None else target_embedding
-        d = common_width(source_embedding, target_embedding)
+        for each in (source_embedding, target_embedding):
+            require_type(each, nn.Embedding, name, "embeddings", "nn.Embeddings")
+        d, other = source_embedding.embedding_dim, target_embedding.embedding_dim
+        require(d == other, name, "the target embedding", f"as wide as the source's, {d}", other)
         if d % check_integer(name, "heads", heads) != 0 or d % 2 != 0:
             raise ValueError(
                 f"{name}: the embeddings have width {d}, which {heads} heads and two halves of "
