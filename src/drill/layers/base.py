@@ -33,7 +33,7 @@ from drill.kernels.loss.nll import (
     choose,
     nll,
 )
-from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
+from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait, upcast
 from drill.layers.checks import check_bool, warn_if_default_init
 from drill.layers.label_cache import LabelCache, SharedLabels, call_in_eval_mode, frozen_labels
 from drill.layers.label_source import (
@@ -449,8 +449,7 @@ def resize_entries(parameter: Tensor, new_size: int) -> None:
 
 def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """log softmax(context @ weight.T + bias), (..., V), normalised in at least float32."""
-    logits = F.linear(context, weight)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = upcast(F.linear(context, weight))
     return F.log_softmax(logits if bias is None else logits + bias, dim=-1)
 
 

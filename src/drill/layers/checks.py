@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -44,6 +44,13 @@ def check_positive(layer: str, name: str, value: float) -> float:
     valid = is_number(value) and 0.0 < float(value) < math.inf
     require(valid, layer, name, "a positive finite number", value)
     return float(value)
+
+
+def init_uniform(layer: str, name: str, bound: float, tensors: Iterable[Tensor]) -> None:
+    """Initialise tensors uniformly in +-bound, which is the argument ``name``."""
+    bound = check_positive(layer, name, bound)
+    for tensor in tensors:
+        nn.init.uniform_(tensor, -bound, bound)
 
 
 def check_bool(layer: str, name: str, value: bool) -> bool:

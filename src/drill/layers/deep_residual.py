@@ -29,7 +29,7 @@ from drill.kernels.label_encoder.encode_labels import (
     resolve_encoder,
 )
 from drill.kernels.runtime.checks import invalid
-from drill.kernels.runtime.dispatch import compute_dtype
+from drill.kernels.runtime.dispatch import compute_dtype, upcast
 from drill.layers.base import MatrixLayer, resize_entries
 from drill.layers.checks import (
     check_bool,
@@ -75,7 +75,7 @@ def encode(
             Y = Y + E
         X = Y
     if center:
-        X = X.to(torch.promote_types(X.dtype, torch.float32))
+        X = upcast(X)
         X = X - X.mean(0)
     return X
 

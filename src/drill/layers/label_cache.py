@@ -6,7 +6,7 @@ by itself; inside ``cached_labels()`` and ``shared_labels()`` it returns those o
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from drill.kernels.runtime.dispatch import autocast_on, must_not_wait
+from drill.kernels.runtime.dispatch import autocast_on, must_not_wait, upcast
 from drill.layers.checks import hook_dicts, hooked, restored_modes
 
 SAMPLES = 16
@@ -225,7 +225,7 @@ class _Collected:
                 "labels would be lost; call backward inside the block"
             )
         if self.total is None:
-            self.total = grad.to(torch.promote_types(grad.dtype, torch.float32))
+            self.total = upcast(grad)
         else:
             self.total.add_(grad)
 
@@ -254,11 +254,6 @@ def call_in_eval_mode(layer: nn.Module, labels: Callable[[], Tensor]) -> Tensor:
         return labels()
 
 
-@contextmanager
-def without_autocast(layer: nn.Module) -> Iterator[None]:
+def without_autocast(layer: nn.Module) -> AbstractContextManager[None]:
     device = next((tensor.device for tensor in layer.parameters()), torch.device("cpu"))
-    if autocast_on(device):
-        with torch.autocast(device.type, enabled=False):
-            yield
-    else:
-        yield
+    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()

@@ -5,7 +5,7 @@ from numbers import Integral
 from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import check_integer, check_positive
+from drill.layers.checks import check_integer, init_uniform
 from drill.layers.label_source import LabelSource, Placement, label_count, label_width, placement
 
 
@@ -40,9 +40,8 @@ class FullSoftmax(MatrixLayer):
             place = placement(embedding)
             hidden_size = width if hidden_size is None else hidden_size
         hidden_size = check_integer("FullSoftmax", "hidden_size", hidden_size)
-        check_positive("FullSoftmax", "init_range", init_range)
         own = nn.Embedding(labels, hidden_size, **place)
-        nn.init.uniform_(own.weight, -init_range, init_range)
+        init_uniform("FullSoftmax", "init_range", init_range, [own.weight])
         super().__init__(own, hidden_size, bias, joint_size=hidden_size)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:

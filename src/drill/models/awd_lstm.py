@@ -32,7 +32,7 @@ from drill.layers.checks import (
     check_bool,
     check_fraction,
     check_integer,
-    check_positive,
+    init_uniform,
     restored_modes,
 )
 from drill.layers.label_source import LabelSource, label_count, label_width, placement
@@ -126,14 +126,11 @@ class AwdLstm(Encoder):
             self.projection = nn.Linear(hidden_size, last, False, **like)
             nn.init.orthogonal_(self.projection.weight)
         if init_range is not None:
-            for p in cast(nn.Module, embedding).parameters():
-                bound = check_positive(name, "init_range", init_range)
-                nn.init.uniform_(p, -bound, bound)
+            words = cast(nn.Module, embedding).parameters()
+            init_uniform(name, "init_range", init_range, words)
         for each in self.lstms:
             if lstm_init_range is not None:
-                bound = check_positive(name, "lstm_init_range", lstm_init_range)
-                for p in each.parameters():
-                    nn.init.uniform_(p, -bound, bound)
+                init_uniform(name, "lstm_init_range", lstm_init_range, each.parameters())
             if forget_bias != 0.0:
                 with torch.no_grad():
                     Weights(*each.all_weights[0]).b_ih.chunk(4)[1].add_(forget_bias)

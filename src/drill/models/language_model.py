@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.layers.label_source import label_vectors
@@ -99,9 +100,10 @@ class LanguageModel(nn.Module):
             E = label_vectors(self.encoder.embedding)
             total = total + augmented * augmented_loss(log_probs, targets, E, augmented_temperature)
         if ar_weight != 0.0:
-            total = total + ar_weight * _mean_square(encoded.output)
+            total = total + ar_weight * upcast(encoded.output).square().mean()
         if tar_weight != 0.0 and encoded.raw.shape[0] > 1:  # the mean over no changes is NaN
-            total = total + tar_weight * _mean_square(encoded.raw[1:] - encoded.raw[:-1])
+            changes = upcast(encoded.raw[1:] - encoded.raw[:-1])
+            total = total + tar_weight * changes.square().mean()
         return Loss(total, nll.detach(), self.encoder.detach(encoded.state))
 
     forward = loss  # for wrappers such as DistributedDataParallel
@@ -195,7 +197,3 @@ def augmented_loss(
         wanted = (E[targets] @ E.t() / temperature).float().softmax(-1)
     found = (log_probs / temperature).log_softmax(-1)
     return nn.functional.kl_div(found, wanted.to(found.dtype), reduction="none").sum(-1).mean()
-
-
-def _mean_square(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32)).square().mean()

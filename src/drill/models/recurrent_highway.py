@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.checks import check_fraction, check_integer, check_positive
+from drill.layers.checks import check_fraction, check_integer, init_uniform
 from drill.layers.label_source import LabelSource, label_count, label_width, placement
 from drill.models.awd_lstm import locked_dropout, sequence_row_dropout
 from drill.models.encoder import Encoded, Encoder, State
@@ -68,9 +68,7 @@ class RecurrentHighway(Encoder):
         self.input = nn.Linear(d, 2 * H, bias=False, **like)
         highways = [nn.Linear(H, 2 * H, **like) for _ in range(check_integer(name, "depth", depth))]
         self.highways = cast(Sequence[nn.Linear], nn.ModuleList(highways))
-        for p in self.parameters():
-            bound = check_positive(name, "init_range", init_range)
-            nn.init.uniform_(p, -bound, bound)
+        init_uniform(name, "init_range", init_range, self.parameters())
         for each in self.highways:
             nn.init.constant_(each.bias[H:], transform_bias)
 

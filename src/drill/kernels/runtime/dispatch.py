@@ -28,6 +28,11 @@ def compute_dtype(hidden: Tensor) -> torch.dtype:
     return hidden.dtype
 
 
+def upcast(x: Tensor) -> Tensor:
+    """``x`` in at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def triton_missing(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the Triton kernels do not run on this device and dtype; None if they do."""
     if not TRITON_INSTALLED:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_integer, require
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import check_positive
+from drill.layers.checks import init_uniform
 from drill.layers.label_source import placement
 from drill.layers.wrappers.mixture import Mixture
 
@@ -55,9 +55,8 @@ class DirectOutputConnection(Mixture):
         read = zip(self.widths, self.experts_per_state, strict=True)
         maps = {str(n): nn.Linear(d, own * w, **place) for n, (d, own) in enumerate(read) if own}
         self.latents = nn.ModuleDict(maps)  # by state
-        for linear in (self.prior, *maps.values()):
-            bound = check_positive(name, "init_range", init_range)
-            nn.init.uniform_(linear.weight, -bound, bound)
+        weights = [linear.weight for linear in (self.prior, *maps.values())]
+        init_uniform(name, "init_range", init_range, weights)
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         self.check_hidden(hidden)

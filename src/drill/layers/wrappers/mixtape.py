@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_integer, require
+from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import MatrixLayer, NotFoldable, adversarial_delta, target_rows
-from drill.layers.checks import check_bool, check_fraction, check_integer, check_positive
+from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
 from drill.layers.label_source import placement
 from drill.layers.wrappers.base import Ranking, ScoreLayer
 from drill.layers.wrappers.mixture import dropped_tanh
@@ -73,10 +74,8 @@ class Mixtape(ScoreLayer):
         self.gate_prior = nn.Linear(d_h, nodes, bias=False, **place)  # u_n
         self.gate_vectors = nn.Parameter(torch.empty(self.gates, self.gate_size, **place))  # v_y
         self.gate_bias = nn.Parameter(torch.zeros(nodes, self.gates, **place))  # b_yn
-        drawn = (self.latent, self.gate_context, self.gate_prior)
-        for weight in (*(each.weight for each in drawn), self.gate_vectors):
-            bound = check_positive(name, "init_range", init_range)
-            nn.init.uniform_(weight, -bound, bound)
+        weights = [each.weight for each in (self.latent, self.gate_context, self.gate_prior)]
+        init_uniform(name, "init_range", init_range, [*weights, self.gate_vectors])
 
     def context(self, hidden: Tensor) -> Tensor:
         raise NotFoldable(
@@ -101,19 +100,19 @@ class Mixtape(ScoreLayer):
         frequent, others = self.ranking.by_rank(weight).split([own, V - own])
         vectors, shared = self.gate_vectors[:own], self.gate_vectors[own]
         nodes = [
-            torch.sigmoid(_exact(F.linear(g, vectors)) + p[..., None] + b[:own])  # (..., own)
+            torch.sigmoid(upcast(F.linear(g, vectors)) + p[..., None] + b[:own])  # (..., own)
             for g, p, b in zip(gates.unbind(-2), prior.unbind(-1), self.gate_bias, strict=True)
         ]
-        parts = [_exact(F.linear(context, frequent)) for context in contexts.unbind(-2)]
+        parts = [upcast(F.linear(context, frequent)) for context in contexts.unbind(-2)]
         mixed = mix(contexts, self._gates(gates, prior, shared, self.gate_bias[:, own]))
-        scores = torch.cat([mix_tree(parts, nodes), _exact(F.linear(mixed, others))], dim=-1)
+        scores = torch.cat([mix_tree(parts, nodes), upcast(F.linear(mixed, others))], dim=-1)
         scores = self.ranking.by_label(scores)
         return scores if self.layer.bias is None else scores + self.layer.bias
 
     @staticmethod
     def _gates(gates: Tensor, prior: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
         """(..., K-1): the gates of one label for each token."""
-        return torch.sigmoid(_exact((gates * vectors[..., None, :]).sum(-1)) + prior + bias)
+        return torch.sigmoid(upcast((gates * vectors[..., None, :]).sum(-1)) + prior + bias)
 
     def score_drop(
         self, epsilon: float, inputs: tuple[Tensor, ...], weight: Tensor, targets: Tensor
@@ -150,9 +149,5 @@ def mix(
     contexts: Tensor,  # (..., K, k)
     gates: Tensor,  # (..., K-1), one label per token
 ) -> Tensor:  # (..., k), in the dtype of the contexts
-    mixed = mix_tree(list(_exact(contexts).unbind(-2)), list(gates[..., None].unbind(-2)))
+    mixed = mix_tree(list(upcast(contexts).unbind(-2)), list(gates[..., None].unbind(-2)))
     return mixed.to(contexts.dtype)
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

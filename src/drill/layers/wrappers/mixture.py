@@ -18,7 +18,7 @@ from drill.layers.base import (
     adversarial_nll,
     head_log_probs,
 )
-from drill.layers.checks import check_bool, check_fraction, check_integer, check_positive
+from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
 from drill.layers.label_source import placement
 from drill.layers.wrappers.base import WrappingLayer, blockwise_nll
 
@@ -45,7 +45,9 @@ class Mixture(WrappingLayer):
 
     def _experts(self, prior: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
         """From the logits of pi (..., K) and the contexts before tanh (..., K * w)."""
-        log_prior = F.log_softmax(prior, dim=-1, dtype=wide(prior))
+        log_prior = F.log_softmax(
+            prior, dim=-1, dtype=torch.promote_types(prior.dtype, torch.float32)
+        )
         contexts = dropped_tanh(latent, self.dropout if self.training else 0.0, self.locked)
         return log_prior, contexts.unflatten(-1, (self.experts, self.layer.hidden_size))
 
@@ -157,9 +159,8 @@ class MixtureOfSoftmaxes(Mixture):
         place = placement(layer.embedding)
         self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **place)
         self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **place)
-        bound = check_positive(name, "init_range", init_range)
-        nn.init.uniform_(self.prior.weight, -bound, bound)
-        nn.init.uniform_(self.latent.weight, -init_range, init_range)
+        weights = (self.prior.weight, self.latent.weight)
+        init_uniform(name, "init_range", init_range, weights)
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         self.check_hidden(hidden)
@@ -185,7 +186,3 @@ def _log_add(a: Tensor, b: Tensor) -> Tensor:
     mass = (a - peak).exp() + (b - peak).exp()
     empty = mass == 0
     return torch.where(empty, -torch.inf, peak + torch.where(empty, 1, mass).log())
-
-
-def wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import MatrixLayer, adversarial_delta, target_rows
 from drill.layers.checks import check_integer, check_positive
 from drill.layers.label_source import placement
@@ -36,8 +37,7 @@ class PointwiseLayer(ScoreLayer):
         return (self.layer.context(hidden),)
 
     def scores(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:
-        logits = F.linear(inputs[0], weight)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = upcast(F.linear(inputs[0], weight))
         bias = self.layer.bias
         if bias is None:
             return self.transform(logits)

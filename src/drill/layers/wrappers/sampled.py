@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.runtime.checks import one_of
-from drill.kernels.runtime.dispatch import must_not_wait
+from drill.kernels.runtime.dispatch import must_not_wait, upcast
 from drill.layers.base import (
     LossOptions,
     MatrixLayer,
@@ -145,7 +145,7 @@ class SampledSoftmax(WrappingLayer):
         Y, place = self._encode(ids, check)  # (R, k), (N + S,)
         check_head(name, context, Y, None)
         # Gathered in float32, as the bias below: gradients of repeated labels are summed in it.
-        wide = Y.to(torch.promote_types(Y.dtype, torch.float32))
+        wide = upcast(Y)
         Y_target = F.embedding(place[: len(known)], wide)  # (N, k)
         Y_drawn = F.embedding(place[len(known) :], wide).to(Y.dtype)  # (S, k)
         logits = F.linear(context, Y_drawn)  # (N, S)
