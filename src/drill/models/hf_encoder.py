@@ -6,7 +6,6 @@ A window of text stands alone: positions start at 0 and nothing is carried to th
 generation and scores, ``reading_state`` starts a state that remembers the text read so far.
 """
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -121,12 +120,13 @@ class HfEncoder(Encoder):
     def _read(self, ids: Tensor, state: State) -> Encoded:
         """New ids (T, B) after those of a reading state, which are less than a window."""
         (past,), *cached = state
-        found = []
-        for part in self._parts(ids.t(), past.shape[1]):
+        found, rest = [], ids.t()
+        while rest.shape[1] > 0:
+            part, rest = rest.tensor_split([self.context_length - past.shape[1]], dim=1)
             past = torch.cat([past, part], dim=1)
             hidden, cached = self._cached_window(part if cached else past, cached)
             found.append(hidden[:, -part.shape[1] :])
-            if past.shape[1] == self.context_length:
+            if past.shape[1] == self.context_length:  # the next window starts in the middle
                 past, cached = past[:, self.context_length - self.context_length // 2 :], []
         raw = torch.cat(found, dim=1).transpose(0, 1)
         return Encoded(self._drop(raw), raw, ((past,), *cached))
@@ -145,14 +145,6 @@ class HfEncoder(Encoder):
         cache = DynamicCache(cached)
         hidden = self._window(ids, past_key_values=cache, use_cache=True)
         return hidden, [(layer.keys, layer.values) for layer in cache.layers]
-
-    def _parts(self, ids: Tensor, past: int) -> Iterator[Tensor]:
-        """``ids`` (B, T) cut where a window is full and the next one starts in its middle."""
-        start = 0
-        while start < ids.shape[1]:
-            stop = start + self.context_length - past
-            yield ids[:, start:stop]
-            start, past = stop, self.context_length // 2
 
 
 def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
