@@ -255,8 +255,7 @@ class AdaptiveSoftmax(WrappingLayer):
                 f"{type(self).__name__}: resize to {new_size} labels would take labels from before "
                 f"the last cutoff, rank {last}; keep them, or build it again with smaller cutoffs"
             )
-        self.layer.resize(new_size, vectors)
-        self.ranking.resize(new_size)
+        super().resize(new_size, vectors)
 
     def extra_repr(self) -> str:
         return (

@@ -91,7 +91,11 @@ class WrappingLayer(OutputLayer):
         return self.layer.shared_labels()
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
+        """As the wrapped layer's; new labels get the last frequency ranks."""
         self.layer.resize(new_size, vectors)
+        for part in self.children():
+            if isinstance(part, Ranking):
+                part.resize(new_size)
 
 
 class ScoreLayer(WrappingLayer):
@@ -122,8 +126,7 @@ class ScoreLayer(WrappingLayer):
 
     def _read(self, hidden: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         inputs, weight = self.inputs(hidden), self.layer.weight
-        context = inputs[0]
-        check_head(type(self).__name__, context, weight, self.layer.bias)
+        check_head(type(self).__name__, inputs[0], weight, self.layer.bias)
         return inputs, weight
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -123,11 +123,6 @@ class Mixtape(ScoreLayer):
         own = self._gates(gates, prior, self.gate_vectors[ranks], self.gate_bias.t()[ranks])
         return adversarial_delta(epsilon, mix(contexts, own), target_rows(weight, targets))
 
-    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
-        """As the wrapped layer's; new labels get the last frequency ranks and the last gates."""
-        super().resize(new_size, vectors)
-        self.ranking.resize(new_size)
-
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, experts={self.experts}, gate_size={self.gate_size}, "

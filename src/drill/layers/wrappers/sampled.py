@@ -190,11 +190,6 @@ class SampledSoftmax(WrappingLayer):
     def fold(self) -> nn.Linear:
         return self.layer.fold()
 
-    def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
-        """As the wrapped layer's; new labels get the last frequency ranks."""
-        self.layer.resize(new_size, vectors)
-        self.ranking.resize(new_size)
-
     def extra_repr(self) -> str:
         generator = None if self.generator is None else self.generator.device
         return (
