@@ -27,13 +27,13 @@ class Translator(nn.Module):
 
     def __init__(self, transformer: Transformer, layer: OutputLayer) -> None:
         super().__init__()
-        connect("Translator", transformer, transformer.target_embedding, layer)
         words = transformer.target_embedding.num_embeddings
         if words != layer.vocabulary_size:
             raise ValueError(
                 f"Translator: the target embedding has {words} rows, but the layer "
                 f"{layer.vocabulary_size} labels; both need the same vocabulary"
             )
+        connect("Translator", transformer, transformer.target_embedding, layer)
         self.transformer = transformer
         self.layer = layer
 
