@@ -106,8 +106,6 @@ class LanguageModel(nn.Module):
             total = total + tar_weight * changes.square().mean()
         return Loss(total, nll.detach(), self.encoder.detach(encoded.state))
 
-    forward = loss  # for wrappers such as DistributedDataParallel
-
     def _reset(self, state: State | None, batch: int, probability: float) -> State:
         """``state``, with the initial one for sequences drawn with this probability.
 
@@ -123,6 +121,12 @@ class LanguageModel(nn.Module):
             tuple(chosen(old, new) for old, new in zip(*layer, strict=True))
             for layer in zip(first if state is None else state, first, strict=True)
         )
+
+    def forward(
+        self, ids: Tensor, targets: Tensor, state: State | None = None, **options: Any
+    ) -> Loss:
+        """``loss``, for wrappers such as DistributedDataParallel."""
+        return self.loss(ids, targets, state, **options)
 
     def log_probs(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """log p of every label after every step.

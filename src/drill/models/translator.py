@@ -75,7 +75,11 @@ class Translator(nn.Module):
                 **options,
             )
 
-    forward = loss  # for wrappers such as DistributedDataParallel
+    def forward(
+        self, source: Tensor, target_in: Tensor, target_out: Tensor, **options: Any
+    ) -> Tensor:
+        """``loss``, for wrappers such as DistributedDataParallel."""
+        return self.loss(source, target_in, target_out, **options)
 
     def log_probs(self, source: Tensor, target_in: Tensor) -> Tensor:
         """log p of every label after each of ``target_in``.
