@@ -160,7 +160,7 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
             sources = ids.tolist()
 
             def step() -> list[Tensor]:
-                found = beam_search(model, sources, decoding, beam=BEAM, head=head)
+                found = beam_search(model, sources, decoding, beam_size=BEAM, head=head)
                 assert all(len(best.ids) == LENGTH - 1 for best, *_ in found)
                 return []
 

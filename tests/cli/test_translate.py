@@ -39,7 +39,7 @@ def test_translate_keeps_the_number_and_the_order_of_lines(succeeds):
     assert (found[1], found[3], found[-1]) == ("", "", "")
     run = load_translation("runs/tiny", device="cpu")
     clean = [line.rstrip("\r") for line in lines]
-    expected = translate(run.model, run.subwords, clean, Search(beam=2))
+    expected = translate(run.model, run.subwords, clean, Search(beam_size=2))
     assert found[:-1] == [each[0].text for each in expected]
 
 

@@ -140,7 +140,7 @@ def test_micro_batches_have_the_gradients_of_the_batch(side):
 @both_sides
 def test_search_embeds_as_the_loss_does(side):
     model = Model("translator", deep(side)).model.eval()
-    (found,) = beam_search(model, [[4, 5, 2]], Decoding(1, 2, max_extra=3), beam=2)
+    (found,) = beam_search(model, [[4, 5, 2]], Decoding(1, 2, max_extra=3), beam_size=2)
     ids = torch.tensor([[1, *found[0].ids]])
     with torch.no_grad():
         log_p = model.log_probs(torch.tensor([[4, 5, 2]]), ids)[0]

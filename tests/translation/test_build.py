@@ -36,8 +36,10 @@ def test_run_comes_back_as_it_was(here):
     test = [row for row in run.folder.rows() if row["kind"] == "test"][-1]
     assert run.weights == test["weights"]
     text, _ = run.split("test")
-    found = translate(run.model, run.subwords, text.source, Search(beam=2))
+    found = translate(run.model, run.subwords, text.source, Search(beam_size=2))
     exact = [t[0].text == r for t, r in zip(found, text.target, strict=True)]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'beam'"):
+        run.translate(text.source, beam=2)
     assert sum(exact) / len(exact) == test["test_exact"]
     environment = json.loads((here / "runs/tiny/environment.json").read_text())
     checksums = {split: pairs_checksum(run.split(split)[1]) for split in SPLITS}

@@ -134,7 +134,7 @@ def test_translations_are_the_same(subwords, norm, tmp_path):
     ids = nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sources], True, PAD)
     decoding = Decoding(BEGIN, END, max_ratio=0.0, max_extra=20)
     for beam in (1, 4):
-        ours = beam_search(model, sources, decoding, beam=beam, length_penalty=0.0)
+        ours = beam_search(model, sources, decoding, beam_size=beam, length_penalty=0.0)
         written = theirs.generate(
             input_ids=ids,
             attention_mask=(ids != PAD).long(),
@@ -161,7 +161,7 @@ def test_tokenizer_is_the_same(subwords, tmp_path):
 
 def test_search_of_the_copy_has_its_options_and_writes_no_special_ids(subwords, tmp_path):
     model = make(subwords, DeepResidual)
-    folder = export_marian(model, subwords, tmp_path, positions=16, beam=2, length_penalty=1.5)
+    folder = export_marian(model, subwords, tmp_path, positions=16, beam_size=2, length_penalty=1.5)
     theirs = load(folder)
     search = theirs.generation_config
     assert (search.num_beams, search.length_penalty, search.max_length) == (2, 1.5, 16)

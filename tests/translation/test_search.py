@@ -129,7 +129,7 @@ def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
 def test_wide_beam_finds_the_best_of_all_translations(alpha):
     for seed, eos in ((0, 0.0), (1, -1.5)):
         model = make(seed, eos=eos)
-        found = beam_search(model, SOURCES, SHORT, beam=ALL, n_best=ALL, length_penalty=alpha)
+        found = beam_search(model, SOURCES, SHORT, beam_size=ALL, n_best=ALL, length_penalty=alpha)
         for source, hypotheses in zip(SOURCES, found, strict=True):
             assert len(hypotheses) == ALL  # each of them, once
             same(hypotheses, exhaustive(model, source, alpha))
@@ -140,7 +140,9 @@ def test_narrow_beam_is_the_search_in_plain_loops(beam, alpha):
     decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.0, max_extra=3)
     for seed, eos in ((0, 0.0), (1, -2.0), (2, 1.0)):
         model = make(seed, eos=eos)
-        found = beam_search(model, SOURCES, decoding, beam=beam, n_best=beam, length_penalty=alpha)
+        found = beam_search(
+            model, SOURCES, decoding, beam_size=beam, n_best=beam, length_penalty=alpha
+        )
         for source, hypotheses in zip(SOURCES, found, strict=True):
             same(hypotheses, plain_beam(model, source, len(source) + 3, beam, alpha))
 
@@ -168,12 +170,14 @@ def test_stopping_early_loses_nothing_and_saves_steps(alpha, monkeypatch):
     saved = False
     for seed in range(6):
         model = make(seed, eos=1.0 if seed % 2 else -1.0)
-        early = beam_search(model, SOURCES, decoding, beam=5, n_best=2, length_penalty=alpha)
+        early = beam_search(model, SOURCES, decoding, beam_size=5, n_best=2, length_penalty=alpha)
         rows = sum(steps)
         steps.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Beam, "mark_done", only_when_nothing_grows)
-            late = beam_search(model, SOURCES, decoding, beam=5, n_best=2, length_penalty=alpha)
+            late = beam_search(
+                model, SOURCES, decoding, beam_size=5, n_best=2, length_penalty=alpha
+            )
         assert early == late
         saved |= rows < sum(steps)
         steps.clear()
@@ -201,7 +205,7 @@ def test_longer_hypothesis_may_win_in_the_end(alpha, end_now, end_then, words):
         p[:, 3] = go_on if length == 1 else 1e-9 if length == end_then else 0.999
         return p.log()
 
-    found = beam_search(make(), [[3]], decoding, beam=2, length_penalty=alpha, head=scripted)
+    found = beam_search(make(), [[3]], decoding, beam_size=2, length_penalty=alpha, head=scripted)
     assert len(found[0][0].ids) == words
 
 
@@ -220,9 +224,9 @@ def test_translation_ends_at_its_own_limit():
 
 def test_n_best_gives_fewer_if_there_are_fewer():
     decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=2)
-    (found,) = beam_search(make(), [[3, 2]], decoding, beam=9, n_best=9)
+    (found,) = beam_search(make(), [[3, 2]], decoding, beam_size=9, n_best=9)
     assert {each.ids for each in found} == {(), (3,), (4,), (5,)}
-    (found,) = beam_search(make(), [[3, 2]], Decoding(BOS, EOS, 0.0, 0), beam=3, n_best=3)
+    (found,) = beam_search(make(), [[3, 2]], Decoding(BOS, EOS, 0.0, 0), beam_size=3, n_best=3)
     assert [each.ids for each in found] == [()]
 
 
@@ -232,7 +236,7 @@ def test_n_best_gives_fewer_if_there_are_fewer():
 def test_batching_does_not_change_the_result():
     model = make(1, eos=-1.0)
     decoding = Decoding(bos=BOS, eos=EOS, max_extra=6)
-    options = {"beam": 3, "n_best": 3}
+    options = {"beam_size": 3, "n_best": 3}
     together = beam_search(model, SOURCES, decoding, **options)
     for source, hypotheses in zip(SOURCES, together, strict=True):
         same(beam_search(model, [source], decoding, **options)[0], hypotheses)
@@ -246,7 +250,7 @@ def test_batching_does_not_change_the_result():
 
 
 @pytest.mark.parametrize("searched", [
-    lambda *given, **options: beam_search(*given, beam=3, **options),
+    lambda *given, **options: beam_search(*given, beam_size=3, **options),
     lambda *given, **options: sample(*given, samples=3, seed=1, **options),
 ])  # fmt: skip
 def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
@@ -272,7 +276,7 @@ def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
     """In fixed room that grows twice, with sentences that leave; without a device, no graph."""
     monkeypatch.setattr(beam_search_module, "INITIAL_CAPACITY", 4)
     monkeypatch.setattr(beam_search_module, "CHECK_DONE_EVERY", 4)
-    options = {"beam": beam, "n_best": beam, "length_penalty": alpha}
+    options = {"beam_size": beam, "n_best": beam, "length_penalty": alpha}
     for seed, eos in ((2, -1.0), (3, -6.0)):
         model = make(seed, eos=eos)
         plain, replayed = (
@@ -294,7 +298,7 @@ def test_graphs_are_the_same_on_a_gpu(autocast, monkeypatch):
                 model,
                 SOURCES,
                 Decoding(BOS, EOS, max_extra=40, graph=graph, autocast=autocast),
-                beam=beam,
+                beam_size=beam,
             )
             for graph in (False, None)
         )
@@ -312,7 +316,7 @@ def test_only_layers_that_fold_are_replayed():
 @pytest.mark.parametrize("name", LAYERS)
 def test_any_layer_is_searched_exactly(name):
     model = make(4, built(name))
-    (found,) = beam_search(model, [[3, 4, 2]], SHORT, beam=ALL, n_best=ALL)
+    (found,) = beam_search(model, [[3, 4, 2]], SHORT, beam_size=ALL, n_best=ALL)
     same(found, exhaustive(model, [3, 4, 2], 0.6))
 
 
@@ -405,7 +409,7 @@ def test_tiny_temperature_top_k_1_and_tiny_top_p_are_greedy():
     ("search", "option", "value"),
     [
         (beam_search, "n_best", 5),  # more than the beam
-        (beam_search, "beam", 0),
+        (beam_search, "beam_size", 0),
         (sample, "top_k", 0),
         (sample, "samples", 0),
     ],

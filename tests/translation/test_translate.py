@@ -46,7 +46,7 @@ def test_every_line_has_its_translations_in_order(data, model, size):
         if not line.strip():
             continue
         source = [*data.subwords.encode(line), END]
-        by_hand = beam_search(model, [source], Decoding(BEGIN, END), beam=4, n_best=2)[0]
+        by_hand = beam_search(model, [source], Decoding(BEGIN, END), beam_size=4, n_best=2)[0]
         assert [t.text for t in translations] == [
             data.subwords.decode(h.ids).replace("\n", " ").replace("\r", " ") for h in by_hand
         ]
@@ -58,14 +58,14 @@ def test_every_line_has_its_translations_in_order(data, model, size):
 def test_long_line_is_cut_and_the_log_names_it(data, model, caplog):
     lines = ["a", "", "ab " * 10_000]
     with caplog.at_level(logging.WARNING, "drill"):
-        found = list(translate(model, data.subwords, lines, Search(beam=1, max_source=20)))
+        found = list(translate(model, data.subwords, lines, Search(beam_size=1, max_source=20)))
     assert len(found) == 3
     count = len(data.subwords.encode(lines[2]))
     assert [record.getMessage() for record in caplog.records] == [
         f"line 3 has {count} subwords, of which the first 20 are read"
     ]
     cut = data.subwords.decode(data.subwords.encode(lines[2])[:20])
-    assert found[2] == next(translate(model, data.subwords, [cut], Search(beam=1)))
+    assert found[2] == next(translate(model, data.subwords, [cut], Search(beam_size=1)))
 
 
 def test_translation_is_one_line_whatever_the_model_writes(data, model):
@@ -74,7 +74,7 @@ def test_translation_is_one_line_whatever_the_model_writes(data, model):
         before = model.layer.bias[newline].clone()
         model.layer.bias[newline] = 50.0
     try:
-        found = next(translate(model, data.subwords, ["abc"], Search(beam=1)))
+        found = next(translate(model, data.subwords, ["abc"], Search(beam_size=1)))
     finally:
         with torch.no_grad():
             model.layer.bias[newline] = before
@@ -104,7 +104,7 @@ def test_lines_are_counted_before_every_search_of_several(data, model, monkeypat
         return real(model, head, batch, *rest)
 
     monkeypatch.setattr(module, name, searched)
-    search = Search(batch_tokens=6, beam=1, sampled=sampled, seed=1)
+    search = Search(batch_tokens=6, beam_size=1, sampled=sampled, seed=1)
     lines = ["abc", "", "abcde", "ab", "a", "e", "e", "e", "e"]
     found = translate(
         model, data.subwords, lines, search, lines_per_block=5, progress=events.append
@@ -167,16 +167,16 @@ def test_invalid_arguments_raise(data, model):
     with pytest.raises(ValueError, match="lines_per_block"):
         translate(model, data.subwords, ["abc"], lines_per_block=0)
     with pytest.raises(SettingsError, match="beam: must be at most the 262 subwords, got 263"):
-        list(translate(model, data.subwords, ["abc"], Search(beam=263)))
+        list(translate(model, data.subwords, ["abc"], Search(beam_size=263)))
 
 
 def test_translated_scores_a_text(data, model):
     seen = []
     found = evaluate_translator(
-        model, data.subwords, data.text.test, data.test, Search(beam=1),
+        model, data.subwords, data.text.test, data.test, Search(beam_size=1),
         progress=lambda done, of: seen.append((done, of)),
     )  # fmt: skip
-    source, search = data.text.test.source, Search(beam=1)
+    source, search = data.text.test.source, Search(beam_size=1)
     lines = [t[0].text for t in translate(model, data.subwords, source, search)]
     assert list(found.hypotheses) == lines
     assert found.scores == corpus_scores(lines, data.text.test.target, tokenised=True)
@@ -184,7 +184,7 @@ def test_translated_scores_a_text(data, model):
     assert found.exact == 0.0
     assert seen == [(0, 6), (0, 6), (6, 6)]  # the loss, one search of all lines, the end
     other = evaluate_translator(
-        model, data.subwords, data.text.test, data.test, Search(beam=1), language="fr"
+        model, data.subwords, data.text.test, data.test, Search(beam_size=1), language="fr"
     )
     assert other.scores.tokenised_bleu is None  # its rules are not known
     assert other.scores.bleu == found.scores.bleu

@@ -130,7 +130,8 @@ def export(
         raise SettingsError("is a language model; only translators can be exported", key=str(run))
     loaded = load_translation(run, weights, "cpu")
     with as_settings_error():
-        searched = {key: loaded.settings.training[key] for key in ("beam", "length_penalty")}
+        training = loaded.settings.training
+        searched = {"beam_size": training["beam"], "length_penalty": training["length_penalty"]}
         written = export_marian(
             loaded.model, loaded.subwords, folder, positions=positions, **searched
         )

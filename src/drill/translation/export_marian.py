@@ -30,6 +30,7 @@ from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
 from drill.models.transformer.inputs import sinusoids
 from drill.models.transformer.transformer import Transformer
 from drill.models.translator import Translator
+from drill.training.options import DEFAULT_BEAM_SIZE
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FILES = {CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
@@ -63,7 +64,7 @@ def export_marian(
     folder: Path | str,
     *,
     positions: int = 1024,
-    beam: int = 4,
+    beam_size: int = DEFAULT_BEAM_SIZE,
     length_penalty: float = 0.6,
 ) -> Path:
     """Write ``model`` and ``subwords`` into ``folder``, which gives the same probabilities there.
@@ -83,7 +84,7 @@ def export_marian(
         subwords: that it was trained with.
         folder: new, empty or an older export, which is replaced.
         positions: the longest sentence, in subwords, that the copy reads or writes.
-        beam: the default of the copy's ``generate``.
+        beam_size: the default of the copy's ``generate``.
         length_penalty: its default too; there the penalty is length^penalty, here
             ((5 + length) / 6)^penalty.
 
@@ -102,7 +103,7 @@ def export_marian(
     # Clones: the file format allows no two names for one piece of memory.
     found = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
     # The end of a search cannot be source + 50 there: the library has one for all sentences.
-    search = {"num_beams": beam, "length_penalty": length_penalty, "max_length": positions}
+    search = {"num_beams": beam_size, "length_penalty": length_penalty, "max_length": positions}
     files = {
         CONFIG: _json(config),
         "generation_config.json": _json({**IDS, "suppress_tokens": [PAD, BEGIN], **search}),

@@ -175,7 +175,7 @@ class TranslationTask(Task):
         options = self.options
         self.autocast = autocast
         self.search = Search(
-            beam=options.beam, length_penalty=options.length_penalty, autocast=autocast
+            beam_size=options.beam, length_penalty=options.length_penalty, autocast=autocast
         )
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths
@@ -253,7 +253,7 @@ class TranslationTask(Task):
                     language=data.language,
                     progress=watch("test"),
                 )
-        info = DecodingInfo(search.beam, search.length_penalty, weights)
+        info = DecodingInfo(search.beam_size, search.length_penalty, weights)
         save_hypotheses(run, "test", data.language, test.hypotheses, info)
         state.tick()
         run.append_test(
@@ -271,7 +271,7 @@ class TranslationTask(Task):
                 "bleu_signature": test.scores.signature,
                 "tokenised_signature": test.scores.tokenised_signature,
                 "chrf_signature": test.scores.chrf_signature,
-                "beam": search.beam,
+                "beam": search.beam_size,
                 "length_penalty": search.length_penalty,
                 "elapsed": state.elapsed,
             }

@@ -17,6 +17,7 @@ import torch
 from drill.data import BEGIN, END, Subwords
 from drill.errors import SettingsError, check_value
 from drill.models.translator import Translator
+from drill.training.options import DEFAULT_BEAM_SIZE
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import (
     Decoding,
@@ -52,8 +53,8 @@ class Search(Decoding):
     """Options of a search, with those of ``Decoding``.
 
     Attributes:
-        beam: beam width; 1 is greedy.
-        n_best: translations of each line, at most ``beam`` unless they are sampled.
+        beam_size: beam width; 1 is greedy.
+        n_best: translations of each line, at most ``beam_size`` unless they are sampled.
         length_penalty: alpha of the beam's score.
         sampled: sample instead, with temperature, top_k, top_p and seed.
         max_source: subwords of a line that are read; a longer line is cut, with a warning.
@@ -62,7 +63,7 @@ class Search(Decoding):
 
     bos: int = BEGIN
     eos: int = END
-    beam: int = 4
+    beam_size: int = DEFAULT_BEAM_SIZE
     n_best: int = 1
     length_penalty: float = 0.6
     sampled: bool = False
@@ -120,9 +121,9 @@ def translate_blocks(
     progress: Progress | None = None,
 ) -> Iterator[list[list[Translation]]]:
     """``translate`` of blocks of lines, each as soon as it is there."""
-    if not search.sampled and search.beam > len(subwords):
+    if not search.sampled and search.beam_size > len(subwords):
         raise SettingsError(
-            f"must be at most the {len(subwords)} subwords, got {search.beam}", key="beam"
+            f"must be at most the {len(subwords)} subwords, got {search.beam_size}", key="beam"
         )
     tokens = search.batch_tokens
     with cached_head(model) as head:
@@ -178,7 +179,7 @@ def _searched(
     if search.sampled:
         shared |= {key: getattr(search, key) for key in ("temperature", "top_k", "top_p", "seed")}
         return sample(model, sources, decoding, samples=search.n_best, first=first, **shared)
-    shared |= {key: getattr(search, key) for key in ("beam", "n_best", "length_penalty")}
+    shared |= {key: getattr(search, key) for key in ("beam_size", "n_best", "length_penalty")}
     return beam_search(model, sources, decoding, **shared)
 
 

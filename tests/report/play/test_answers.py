@@ -85,7 +85,7 @@ def test_an_unknown_word_has_no_neighbours(models):
 
 
 def test_translations_have_scores_attention_and_marked_differences(translators):
-    answer = answers.translate_text(translators, "a b c\nb a", beam=3, n_best=2)
+    answer = answers.translate_text(translators, "a b c\nb a", beam_size=3, n_best=2)
     assert answer["lines"] == ["a b c", "b a"]
     for lines, player in zip(answer["runs"], translators, strict=True):
         assert [each["translations"][0]["text"] for each in lines] == player.run.translate(

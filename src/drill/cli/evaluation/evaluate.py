@@ -93,7 +93,7 @@ def evaluate(
                 load_translation(run, weights, device),
                 split or ("valid", "test"),
                 (source, reference) if source and reference else None,
-                beam=beam,
+                beam_size=beam,
                 length_penalty=length_penalty,
                 batch_tokens=batch_tokens,
                 words=bands,

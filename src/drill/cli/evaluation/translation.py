@@ -29,7 +29,7 @@ def evaluate_translation(
     splits: Sequence[str],
     files: tuple[Path, Path] | None,
     *,
-    beam: int | None,
+    beam_size: int | None,
     length_penalty: float | None,
     batch_tokens: int,
     words: bool,
@@ -57,7 +57,10 @@ def evaluate_translation(
             start = time.monotonic()
             with (
                 run.search(
-                    beam, precision=chosen, length_penalty=length_penalty, batch_tokens=batch_tokens
+                    beam_size,
+                    precision=chosen,
+                    length_penalty=length_penalty,
+                    batch_tokens=batch_tokens,
                 ) as search,
                 Counter(text_name(about), quiet) as progress,
                 out_of_memory_hint(
@@ -75,7 +78,7 @@ def evaluate_translation(
                     tokenize=tokenize,
                     progress=progress,
                 )
-            made = DecodingInfo(search.beam, search.length_penalty, run.weights)
+            made = DecodingInfo(search.beam_size, search.length_penalty, run.weights)
             row = {
                 "kind": "translation",
                 **about,

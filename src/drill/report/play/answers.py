@@ -187,9 +187,9 @@ class TranslatorPlayer(Player):
         path = run.folder.target_counts
         self.counts = json.loads(path.read_bytes()) if path.exists() else None
 
-    def translate(self, lines: list[str], beam: int, n_best: int) -> list[Answer]:
+    def translate(self, lines: list[str], beam_size: int, n_best: int) -> list[Answer]:
         """The ``n_best`` translations of each line, and the attention of the best one."""
-        with self.run.search(beam, n_best=n_best) as search:
+        with self.run.search(beam_size, n_best=n_best) as search:
             found = list(translate(self.run.model, self.subwords, lines, search))
         return [
             {
@@ -323,15 +323,15 @@ def add_word(players: Sequence[LanguageModelPlayer], word: str, gloss: str) -> l
 
 
 def translate_text(
-    players: Sequence[TranslatorPlayer], text: str, beam: int, n_best: int
+    players: Sequence[TranslatorPlayer], text: str, beam_size: int, n_best: int
 ) -> Answer:
     """Translations by every run; of two runs, the words of the best ones that differ."""
-    if not 1 <= n_best <= beam <= 16:
+    if not 1 <= n_best <= beam_size <= 16:
         raise SettingsError("1 <= n-best <= beam <= 16", key="beam")
     lines = [line for line in text.splitlines() if line.split()]
     if not 1 <= len(lines) <= MAX_LINES:
         raise DataError(f"{len(lines)} lines with words; give 1 to {MAX_LINES}", key="text")
-    found = [player.translate(lines, beam, n_best) for player in players]
+    found = [player.translate(lines, beam_size, n_best) for player in players]
     for ours, theirs in zip(*found[:2], strict=True) if len(found) > 1 else ():
         best = [each["translations"][0]["text"] for each in (ours, theirs)]
         ours["marked"], theirs["marked"] = _differences(*best)

@@ -21,6 +21,7 @@ from drill.errors import DrillError, SettingsError
 from drill.report import page as report_page
 from drill.report.play import answers
 from drill.report.play.answers import Player
+from drill.training.options import DEFAULT_BEAM_SIZE
 
 HOSTS = ("127.0.0.1", "localhost")
 MAX_BODY = 1 << 16  # bytes of a request
@@ -104,9 +105,10 @@ class Server:
         return answers.add_word(players, _text(given, "word"), _text(given))
 
     def translate(self, given: dict[str, Any]) -> Any:
-        beam, n_best = _value(given, "beam", int, 4), _value(given, "n_best", int, 3)
+        beam_size = _value(given, "beam", int, DEFAULT_BEAM_SIZE)
+        n_best = _value(given, "n_best", int, 3)
         players = self._chosen(given, "translator")
-        return answers.translate_text(players, _text(given), beam, n_best)
+        return answers.translate_text(players, _text(given), beam_size, n_best)
 
     def sample(self, given: dict[str, Any]) -> Iterator[str]:
         """JSON strings, a line each; an object with the error where it ends early."""

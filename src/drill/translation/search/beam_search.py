@@ -2,9 +2,9 @@
 
     score(y) = log p(y | x) / ((5 + |y|) / 6)^alpha        |y| counts the <eos>
 
-A beam has ``beam`` hypotheses. Each step extends them by their likeliest continuations; one that
-ends keeps its slot. The search is over when all have ended, or when no open hypothesis can overtake
-the best ones. A beam of 1 is greedy.
+A beam has ``beam_size`` hypotheses. Each step extends them by their likeliest continuations; one
+that ends keeps its slot. The search is over when all have ended, or when no open hypothesis can
+overtake the best ones. A beam of 1 is greedy.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from drill.layers.checks import check_integer
 from drill.models.transformer.inputs import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder
+from drill.training.options import DEFAULT_BEAM_SIZE
 from drill.translation.search.beam_state import Beam
 from drill.translation.search.decoding import (
     Batch,
@@ -54,7 +55,7 @@ def beam_search(
     sources: Sources,
     decoding: Decoding,
     *,
-    beam: int = 4,
+    beam_size: int = DEFAULT_BEAM_SIZE,
     n_best: int = 1,
     length_penalty: float = 0.6,
     head: Head | None = None,
@@ -68,8 +69,8 @@ def beam_search(
         model: the translator.
         sources: sentences as ids: (B, S) padded on the right, or a list for each.
         decoding: options of every search.
-        beam: beam width; wider finds better scores, which are not always better translations.
-        n_best: translations of each source, at most ``beam``.
+        beam_size: beam width; wider finds better scores, which are not always better translations.
+        n_best: translations of each source, at most ``beam_size``.
         length_penalty: alpha; 0 ranks by log p and favours short translations.
         head: from ``cached_head``, to share encoded labels between calls.
         progress: called before every batch with the number of sentences done.
@@ -78,8 +79,9 @@ def beam_search(
         For every source its best translations, the best first; fewer than ``n_best`` if there are
         no more. Batching changes results by rounding only.
     """
-    if check_integer("beam_search", "n_best", n_best) > check_integer("beam_search", "beam", beam):
-        raise ValueError(f"beam_search: n_best must be at most beam {beam}, got {n_best}")
+    check_integer("beam_search", "beam_size", beam_size)
+    if check_integer("beam_search", "n_best", n_best) > beam_size:
+        raise ValueError(f"beam_search: n_best must be at most beam_size {beam_size}, got {n_best}")
     graphs: GraphRecorder | None = None
 
     def search(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
@@ -87,9 +89,9 @@ def beam_search(
         device = batch.source.device
         if graphs is None and decoding.replays(device, head):
             graphs = GraphRecorder(device, instead="search with Decoding(..., graph=False)")
-        return _search(model, head, batch, decoding, beam, n_best, length_penalty, graphs)
+        return _search(model, head, batch, decoding, beam_size, n_best, length_penalty, graphs)
 
-    return searched("beam_search", model, sources, decoding, beam, head, progress, search)
+    return searched("beam_search", model, sources, decoding, beam_size, head, progress, search)
 
 
 def greedy(
@@ -106,7 +108,7 @@ def greedy(
     Returns:
         A translation of every source.
     """
-    found = beam_search(model, sources, decoding, beam=1, length_penalty=0.0, head=head)
+    found = beam_search(model, sources, decoding, beam_size=1, length_penalty=0.0, head=head)
     return [hypotheses[0] for hypotheses in found]
 
 

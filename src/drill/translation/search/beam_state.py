@@ -33,16 +33,16 @@ class Beam:
 
     @classmethod
     def fresh(
-        cls, batch: Batch, beam: int, eos: int, alpha: float, room: int, dtype: torch.dtype
+        cls, batch: Batch, beam_size: int, eos: int, alpha: float, room: int, dtype: torch.dtype
     ) -> "Beam":
         b, device = len(batch.places), batch.source.device
         lengths = torch.arange(room + 2, dtype=torch.float64)
         penalties = (((5 + lengths) / 6) ** alpha).to(device, dtype)
         limit = torch.tensor(batch.limits, device=device)
-        empty = torch.full((b, beam), -torch.inf, dtype=dtype, device=device)
+        empty = torch.full((b, beam_size), -torch.inf, dtype=dtype, device=device)
         alive = empty.clone()
         alive[:, 0] = 0.0  # all places begin alike, so only one of them may go on
-        tokens = torch.full((b, beam, room), eos, device=device)
+        tokens = torch.full((b, beam_size, room), eos, device=device)
         return cls(
             place=torch.tensor(batch.places, device=device),
             limit=limit,
