@@ -100,11 +100,11 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def validate(self, watch: Watch) -> tuple[Score, dict[str, Any]]:
-        """The score, and more for its line of metrics. By the main process, unless sharded."""
+        """The score, and more for its row of metrics. By the main process, unless sharded."""
 
     @abc.abstractmethod
     def test(self, watch: Watch) -> tuple[Score, Any]:
-        """Test the best weights and write the line of metrics; gives valid and test scores.
+        """Test the best weights and write the row of metrics; gives valid and test scores.
 
         By the main process, unless sharded.
         """
@@ -254,7 +254,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
 
 
 def _validate(task: Task, watch: Watch) -> dict[str, Any]:
-    """Copy the weights if they are the best so far; gives the line of metrics.
+    """Copy the weights if they are the best so far; gives the row of metrics.jsonl.
 
     All processes raise Interrupted if the main one was interrupted; the state is then as before.
     """
@@ -272,11 +272,11 @@ def _validate(task: Task, watch: Watch) -> dict[str, Any]:
         better = state.update_best(score, task.model, world)
     state.tick()
     lr = optimizer.rate(state.progress())
-    return state.metrics(score, lr=lr, averaged=averaged, best=better) | more
+    return state.validation_row(score, lr=lr, averaged=averaged, best=better) | more
 
 
 class Reporter:
-    """Shows how far a run is and how fast it trains; writes the lines of validations."""
+    """Shows how far a run is and how fast it trains; writes the rows of validations."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class Score:
         return perplexity_of(self.loss)
 
     def row(self, split: str) -> dict[str, float]:
-        """What a line of metrics has about it."""
+        """What a row of metrics.jsonl has about it."""
         return {f"{split}_loss": self.loss, f"{split}_perplexity": self.perplexity}
 
 
@@ -177,15 +177,17 @@ class TrainingState(abc.ABC):
         self.nll.zero_()
 
     def training_row(self, lr: float, world: World) -> dict[str, Any]:
-        """A line of metrics.jsonl: the loss of this epoch since the last such line."""
+        """A row of metrics.jsonl: the loss of this epoch since the last such row."""
         self.tick_training()
         nll, terms = world.mean(float(self.nll)), self.loss_terms()
         loss = (nll - self.logged_nll) / max(1, terms - self.logged_terms)
         self.logged_nll, self.logged_terms = nll, terms
         return {"kind": "step", **self._row(loss, lr)}
 
-    def metrics(self, score: Score, *, lr: float, averaged: bool, best: bool) -> dict[str, Any]:
-        """A line of metrics.jsonl after a validation."""
+    def validation_row(
+        self, score: Score, *, lr: float, averaged: bool, best: bool
+    ) -> dict[str, Any]:
+        """A row of metrics.jsonl after a validation."""
         return {
             **self._row(self.loss if self.position > 0 else None, lr),
             **score.row("valid"),

@@ -235,7 +235,7 @@ class TranslationTask(Task):
             )
 
     def test(self, watch: Watch) -> tuple[TranslationLoss, TranslationResult]:
-        """Test the best weights; write their translations and the line of metrics."""
+        """Test the best weights; write their translations and the row of metrics.jsonl."""
         state, data, run, search = self.state, self.data, self.run, self.search
         self.captured = None  # frees the memory of its graphs for the search
         if self.device.type == "cuda":

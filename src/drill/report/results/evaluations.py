@@ -54,7 +54,7 @@ def read_evaluations(
 ) -> tuple[Evaluation, ...]:
     """The ``latest`` adaptive evaluations and words by frequency of the tested weights.
 
-    ``test`` is the line of the test in metrics.jsonl. Sentences on damaged lines are added to
+    ``test`` is the row of the test in metrics.jsonl. Sentences on damaged lines are added to
     ``faults``, those on lines of other weights to ``remarks``.
     """
     path = files.evaluations

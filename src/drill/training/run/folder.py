@@ -4,7 +4,7 @@
     vocabulary.json         words and their counts in the training text
     subwords.json           of a translator instead: subwords of both languages
     environment.json        versions, device, commit, seed
-    metrics.jsonl           a line for each validation, some of training loss, one for the test
+    metrics.jsonl           rows of training loss, of each validation and of the test
     evaluations.jsonl       results of `drill evaluate`
     test.de.hyp             a translator's last translations of a split, line by line
     test.de.hyp.json        by which search and weights they were made
@@ -14,7 +14,8 @@
     last/                   what an exact resume needs
 
 Files are written atomically. ``metrics.jsonl`` and ``evaluations.jsonl`` grow; a resume cuts the
-metrics back to the size at the last checkpoint.
+metrics back to the size at the last checkpoint. The keys of its rows are in ``training/state.py``,
+those of one task alone in ``language_modeling/train.py`` and ``translation/train.py``.
 """
 
 import contextlib
@@ -90,7 +91,7 @@ class RunFolder:
                             path.rmdir()
 
     def before_first_write(self, write: Callable[[], None]) -> None:
-        """Call ``write``, which describes the run, before the first checkpoint or line of metrics.
+        """Call ``write``, which describes the run, before the first checkpoint or row of metrics.
 
         So a start that fails leaves the folder as it was.
         """
@@ -169,7 +170,7 @@ class RunFolder:
         self._pending.append(row)
 
     def append(self, *rows: Mapping[str, Any]) -> None:
-        """Add lines to ``metrics.jsonl``; they are on disk when this returns."""
+        """Add rows to ``metrics.jsonl``; they are on disk when this returns."""
         rows, self._pending = (*self._pending, *rows), []
         if not rows:
             return
@@ -185,7 +186,7 @@ class RunFolder:
         self._show_in_tensorboard(rows)
 
     def append_test(self, row: Mapping[str, Any]) -> None:
-        """``append`` the line that ends a run, with the fingerprint of the tested weights.
+        """``append`` the row that ends a run, with the fingerprint of the tested weights.
 
         They are the best ones, unless ``row["weights"]`` is "averaged".
         """
@@ -193,7 +194,7 @@ class RunFolder:
         self.append({**row, "weights_fingerprint": checkpoint.fingerprint_in(tested)})
 
     def keep_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Add a line to ``evaluations.jsonl``, all or nothing."""
+        """Add a row to ``evaluations.jsonl``, all or nothing."""
         line = _line(row)
         try:
             append_line(self.evaluations, line)
@@ -228,11 +229,11 @@ class RunFolder:
             raise RunFolderError(str(WriteError(self.metrics, error, alternative=""))) from None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``, without a last one that was cut off."""
+        """The rows of ``metrics.jsonl``, without a last one that was cut off."""
         return [self._row(number, line) for number, line in enumerate(self._lines(), start=1)]
 
     def test_row(self) -> dict[str, Any] | None:
-        """The line of the test, the last one of a finished run; None before."""
+        """The row of the test, the last one of a finished run; None before."""
         lines = self._lines()
         row = self._row(len(lines), lines[-1]) if lines else {}
         return row if row.get("kind") == "test" else None
