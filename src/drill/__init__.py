@@ -72,7 +72,7 @@ __all__ = [
     "train",
 ]
 
-_RUNS = {
+_NOT_LAYERS = {
     "Recipe": ("drill.training.settings", "recipe"),
     "load": ("drill.tasks", "load"),
     "nll": ("drill.kernels.loss.nll", "nll"),
@@ -83,14 +83,14 @@ _RUNS = {
 def __getattr__(name: str) -> Any:
     """Imports the layers, and torch with them, when one is asked for: that takes seconds, and the
     command has to be in charge of Ctrl-C before."""
-    if name in _RUNS:
-        module, attribute = _RUNS[name]
+    if name in _NOT_LAYERS:
+        module, attribute = _NOT_LAYERS[name]
         return getattr(importlib.import_module(module), attribute)
     if not name.startswith("__"):
         layers = importlib.import_module("drill.layers")
         if name in __all__:
             return getattr(layers, name)
-        if name in globals():  # a room that came with the layers
+        if name in globals():  # a submodule that importing drill.layers has loaded
             return globals()[name]
     raise AttributeError(f"module 'drill' has no attribute {name!r}")
 

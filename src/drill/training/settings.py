@@ -112,7 +112,7 @@ def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
         changes: ``table.key=value`` texts, such as ``layer.depth=2``.
 
     Returns:
-        Checked settings, for ``drill.train``.
+        Checked ``Settings``, for ``drill.train``.
     """
     label = Path(name).stem if name.endswith(".toml") else name
     return resolve_settings({"recipe": label, **apply_overrides(read(name), changes)})
