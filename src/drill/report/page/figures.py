@@ -94,11 +94,11 @@ class Curve:
                 result.device,
             )
         return cls(
-            [(each.done, each.valid) for each in result.validations],
+            [(each.epochs_done, each.valid) for each in result.validations],
             best_so_far((each.elapsed, each.valid) for each in result.validations),
             result.device,
-            next((each.done for each in result.curve if each.averaged), None),
-            [(each.done, each.train) for each in result.training if each.train is not None],
+            next((each.epochs_done for each in result.curve if each.averaged), None),
+            [(p.epochs_done, p.perplexity) for p in result.training if p.perplexity is not None],
         )
 
 

@@ -78,7 +78,7 @@ def write_report(
     look = figures.run_styles(found, [*(name for text in texts for name in text.models), *samples])
     faults = [each for run in found for each in (*run.faults, *run.remarks)]
     trained = [*by_corpus([run for run in found if run.curve]).items()]
-    several = [run for run in found if sum(each.done > 0 for each in run.validations) > 1]
+    several = [run for run in found if sum(each.epochs_done > 0 for each in run.validations) > 1]
     timed = [*by_corpus(several).items()]  # one validation is no curve
     read = [(_corpora_and_models(text.models, found), text) for text in texts]
     sections = [

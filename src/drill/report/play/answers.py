@@ -378,7 +378,7 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
                 "layer": run.layer,
                 "finished": run.test is not None,
                 "points": points,
-                "train": [(p.step, number(p.train)) for p in run.training],
+                "train": [(p.step, number(p.perplexity)) for p in run.training],
                 "best": min((y for _, y in points if y is not None), default=None),
             }
         )

@@ -195,7 +195,7 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
         "settings": json.loads(json.dumps(settings, default=str), parse_constant=str),
         "extra": json.loads(json.dumps({**run.extra, **extra}, allow_nan=False)),
         "curve": [
-            [rounded_epochs(e.done), as_finite(e.valid), as_finite(e.valid_published)]
+            [rounded_epochs(e.epochs_done), as_finite(e.valid), as_finite(e.valid_published)]
             for e in run.curve
         ],
         "validations": [

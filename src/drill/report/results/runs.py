@@ -36,15 +36,15 @@ class Validation(NamedTuple):
     train: float | None
     elapsed: float | None  # seconds since the run began
     averaged: bool  # whether the weights were an average over steps
-    done: float  # epochs, with the fraction of the present one
+    epochs_done: float  # with the fraction of the present one
 
 
-class TrainingLoss(NamedTuple):
-    """A row of training loss: perplexity since the row before."""
+class TrainingPoint(NamedTuple):
+    """Perplexity in training since the point before."""
 
-    done: float
+    epochs_done: float
     step: int
-    train: float | None
+    perplexity: float | None
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RunSummary(RunFigures):
     evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
     curve: tuple[Validation, ...]  # the last of each epoch
     validations: tuple[Validation, ...]  # inside epochs too, by step
-    training: tuple[TrainingLoss, ...]
+    training: tuple[TrainingPoint, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     faults: tuple[str, ...]
@@ -171,7 +171,7 @@ def _summary(files: RunFolder) -> RunSummary:
         layer=layer_name(settings.get("layer")),
         parameters=environment.get("parameters"),
         seed=environment.get("seed"),
-        epochs=rounded_epochs(curve[-1].done) if curve else 0,
+        epochs=rounded_epochs(curve[-1].epochs_done) if curve else 0,
         **_best(curve, test),
         extra=_extra(test),
         seconds=elapsed[-1] if elapsed else None,
@@ -184,7 +184,7 @@ def _summary(files: RunFolder) -> RunSummary:
             _without_repeated([each for each in validations if each.step is not None], "step")
         ),
         training=tuple(
-            TrainingLoss(_epochs_done(row), row["step"], as_number(row.get("train_perplexity")))
+            TrainingPoint(_epochs_done(row), row["step"], as_number(row.get("train_perplexity")))
             for row in rows
             if row.get("kind") == "step"
         ),

@@ -234,9 +234,7 @@ def paper_notes(rows: Sequence[Sequence[Cell]], gap_note: str = GAP_NOTE) -> lis
 
 def epochs_table(runs: Sequence[RunSummary]) -> Table:
     """Validation perplexity of every run at a few epochs, also inside an epoch."""
-    curves = {
-        run.name: {round(each.done, 2): each.valid for each in run.validations} for run in runs
-    }
+    curves = {run.name: {round(p.epochs_done, 2): p.valid for p in run.validations} for run in runs}
     epochs = selected_epochs(sorted({epoch for curve in curves.values() for epoch in curve}))
     return Table.of(
         [
