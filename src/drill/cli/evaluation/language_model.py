@@ -99,20 +99,20 @@ def evaluation(
     device: str,
     as_json: bool,
     *,
-    adaptive: str = "",
+    needs_state: str = "",
 ) -> Iterator[Evaluation]:
-    """Load a run and its texts; ``adaptive`` names an evaluation that needs a state."""
+    """Load a run and its texts; ``needs_state`` names an evaluation that needs one."""
     options.check_one_text(split, text, "--text")
     run = load_run(folder, weights, device)
-    if adaptive and not run.model.encoder.carries_state:
+    if needs_state and not run.model.encoder.carries_state:
         raise SettingsError(
-            f"{adaptive} needs an encoder that carries a state from segment to segment",
+            f"{needs_state} needs an encoder that carries a state from segment to segment",
             key=str(run.folder.path),
             hint="use `drill evaluate`",
         )
     place = torch.device(next(run.model.parameters()).device)
     chosen = precision or run.settings.training["precision"]
-    if adaptive == "dynamic evaluation":
+    if needs_state == "dynamic evaluation":
         chosen = for_dynamic_evaluation(chosen, place)
     with (
         matmul_precision(chosen, place) as autocast,

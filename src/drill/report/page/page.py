@@ -229,7 +229,7 @@ def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
     if (table := result_tables.evaluations_table(runs)).rows:
         about = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
         yield "text", about
-        yield "table", ("Perplexity of adaptive models", table)
+        yield "table", ("Perplexity of dynamic evaluation and the cache", table)
 
 
 def _bands(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:

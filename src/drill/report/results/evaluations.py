@@ -14,7 +14,7 @@ from drill.report.results.run_files import as_finite, read_rows
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import RunFolder
 
-ADAPTIVE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
+DYNAMIC_AND_CACHE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
 HELD_OUT = "words"  # as above: scores of held-out words
 OWN_FILES = "files"
 """The ``split`` of an evaluation of other files: ``text``, or ``source`` and ``reference``."""
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 def read_evaluations(
     files: RunFolder, test: Mapping[str, Any], faults: list[str], remarks: list[str]
 ) -> tuple[Evaluation, ...]:
-    """The ``latest`` adaptive evaluations and words by frequency of the tested weights.
+    """The ``latest`` of dynamic evaluation, cache and words by frequency, of the tested weights.
 
     ``test`` is the row of the test in metrics.jsonl. Sentences on damaged lines are added to
     ``faults``, those on lines of other weights to ``remarks``.
@@ -63,7 +63,7 @@ def read_evaluations(
         for row in (read_rows(path, faults) if path.exists() else [])
         if as_finite(row.get("perplexity")) is not None
         and row.get("split") != OWN_FILES
-        and (row["kind"] in (*ADAPTIVE, HELD_OUT) or any(key in row for key in BANDS))
+        and (row["kind"] in (*DYNAMIC_AND_CACHE, HELD_OUT) or any(key in row for key in BANDS))
     ]
     if not rows:
         return ()

@@ -78,7 +78,7 @@ class RunSummary(RunFigures):
 
     folder: Path
     extra: Mapping[str, Any]  # further figures of the test: BLEU or bits per byte, and the search
-    evaluations: tuple[Evaluation, ...]  # of the tested weights: adaptive, and words by frequency
+    evaluations: tuple[Evaluation, ...]  # of the tested weights, see ``read_evaluations``
     curve: tuple[Validation, ...]  # the last of each epoch
     validations: tuple[Validation, ...]  # inside epochs too, by step
     training: tuple[TrainingPoint, ...]

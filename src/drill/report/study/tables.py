@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import mean
 
 from drill.language_modeling.evaluation.frequency_bands import Band
-from drill.report.results.evaluations import ADAPTIVE
+from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
 from drill.report.results.run_files import as_finite
 from drill.report.study.plan import BLEU, TRAINING, WORDS, Job, PlanRow
@@ -14,7 +14,7 @@ from drill.report.study.statistics import CONFIDENCE, paired_difference, standar
 from drill.report.tables import number_format as numbers
 from drill.report.tables import result_tables
 from drill.report.tables.markup import Cell, Table, markdown_text
-from drill.report.tables.result_tables import ADAPTIVE_NOTE, BITS, GAP_NOTE
+from drill.report.tables.result_tables import BITS, DYNAMIC_AND_CACHE_NOTE, GAP_NOTE
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
 DECIMALS = {BITS_PER_BYTE: 4, BAND: 3, MASS: 4}  # of other scores 2
@@ -88,7 +88,9 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     notes = [MEAN_NOTE, *([WORDS_NOTE] if stage == WORDS else [])]
     if any(dict(row).get("p") for row in rows):
         notes.append(DIFFERENCE_NOTE)
-    notes += result_tables.paper_notes(rows, ADAPTIVE_NOTE if stage in ADAPTIVE else GAP_NOTE)
+    notes += result_tables.paper_notes(
+        rows, DYNAMIC_AND_CACHE_NOTE if stage in DYNAMIC_AND_CACHE else GAP_NOTE
+    )
     for key in ("device", "commit"):
         values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
@@ -213,7 +215,7 @@ def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
         return [("paper", ""), ("gap", "")]
     if stage in TRAINING:
         return result_tables.paper_cells(group[0].recipe, group)
-    return result_tables.adaptive_cells(
+    return result_tables.dynamic_or_cache_cells(
         group[0].recipe, stage, [stage_results(each, stage) for each in group]
     )
 

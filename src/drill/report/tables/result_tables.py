@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import TypeVar
 
-from drill.report.results.evaluations import ADAPTIVE, Evaluation, last_pair
+from drill.report.results.evaluations import DYNAMIC_AND_CACHE, Evaluation, last_pair
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
 from drill.report.results.run_files import as_finite
@@ -20,7 +20,7 @@ GAP_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's, ours divided by all "
     "tokens as the paper's are."
 )
-ADAPTIVE_NOTE = (
+DYNAMIC_AND_CACHE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
     "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
@@ -116,7 +116,7 @@ def evaluations_table(results: Sequence[Result]) -> Table:
     """
     rows = []
     for each in results:
-        for kind in ADAPTIVE:
+        for kind in DYNAMIC_AND_CACHE:
             if (pair := last_pair(each.evaluations, kind)) is None:
                 continue
             valid, test = (as_finite((found or {}).get("perplexity")) for found in pair)
@@ -128,10 +128,10 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                     ("settings", pair.settings),
                     ("valid", numbers.perplexity(valid)),
                     ("test", numbers.perplexity(test)),
-                    *adaptive_cells(each.recipe, kind, [pair]),
+                    *dynamic_or_cache_cells(each.recipe, kind, [pair]),
                 ]
             )
-    return Table.of(rows, paper_notes(rows, ADAPTIVE_NOTE))
+    return Table.of(rows, paper_notes(rows, DYNAMIC_AND_CACHE_NOTE))
 
 
 def recipe_changes(results: Iterable[Result]) -> list[str]:
@@ -202,11 +202,11 @@ def paper_cells(recipe: str | None, results: Sequence[Result]) -> list[Cell]:
     return [("paper", paper_figures(recipe)), ("gap", gap)]
 
 
-def adaptive_cells(
+def dynamic_or_cache_cells(
     recipe: str | None, kind: str, pairs: Iterable[Sequence[Evaluation | None]]
 ) -> list[Cell]:
     """As ``paper_cells``, of (valid, test) by dynamic evaluation or with a cache."""
-    key = "perplexity" if kind == "dynamic" else "published"  # see ADAPTIVE_NOTE
+    key = "perplexity" if kind == "dynamic" else "published"  # see DYNAMIC_AND_CACHE_NOTE
     sides = zip(*pairs, strict=True)
     valid, test = (_mean(as_finite((each or {}).get(key)) for each in side) for side in sides)
     gap = less_paper(valid, test, PAPER.get(f"{recipe}+{kind}"))
