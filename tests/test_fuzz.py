@@ -155,11 +155,11 @@ def change(known: dict[str, object], drawn: random.Random) -> str:
 
 
 def odd_settings(place: Path, drawn: random.Random) -> Iterator[tuple[str, list[str]]]:
-    from drill.training.settings import _flat, recipe
+    from drill.training.settings import flatten, recipe
 
     for task, name, count in (("language model", "tiny.toml", 120), ("translator", "mt-demo", 60)):
         os.chdir(place / task)
-        known = _flat(recipe(name).tables())
+        known = flatten(recipe(name).tables())
         known |= dict.fromkeys(("init_from", "task", "layer", "nothing", "a.b.c", ""))
         usual = ["--set", "data.corpus=pairs"] if task == "translator" else []
         for _ in range(count):

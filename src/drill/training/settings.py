@@ -43,17 +43,14 @@ TASK = "task"
 ABOVE_TABLES = ("recipe", INIT_FROM, TASK)
 LANGUAGE_MODEL, TRANSLATION = "language-model", "translation"
 
-MAY_CHANGE = (  # when a run resumes
-    "training.epochs",
-    "training.max_steps",
-    "training.max_minutes",
-    "training.checkpoint_seconds",
-    "training.log_every",
-    "training.cuda_graphs",
-    "encoder.impl",  # which kernel: the same up to rounding
-    "layer.impl",
-    "layer.inner.impl",
-)
+FILES_ONLY = ("training.checkpoint_seconds", "training.log_every")
+"""Settings of when files are written: they do not change what is trained."""
+
+KERNELS = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.impl")
+"""Settings that select kernels: results are the same up to rounding."""
+
+LIMITS = ("training.epochs", "training.max_steps", "training.max_minutes")
+MAY_CHANGE_ON_RESUME = (*LIMITS, *FILES_ONLY, *KERNELS)
 
 
 @dataclass(frozen=True)
@@ -75,15 +72,19 @@ class Settings:
     def tables(self) -> dict[str, Table]:
         return {name: getattr(self, name) for name in TASKS[self.task]}
 
-    def to_toml(self) -> str:
-        """The text of ``recipe.toml``; ``resolve_settings`` of it gives these settings again."""
-        head = [f"recipe = {_written(self.recipe)}"]
+    def to_dict(self) -> Table:
+        """What ``recipe.toml`` holds; ``resolve_settings`` of it gives these settings again."""
+        above = {"recipe": self.recipe}
         if self.task != LANGUAGE_MODEL:
-            head.append(f"{TASK} = {_written(self.task)}")
+            above[TASK] = self.task
         if self.init_from is not None:
-            head.append(f"{INIT_FROM} = {_written(self.init_from)}")
-        parts = [_table(name, table) for name, table in self.tables().items()]
-        return "\n".join([*head, "", *parts])
+            above[INIT_FROM] = self.init_from
+        found: Table = _as_toml({**above, **self.tables()})
+        return found
+
+    def to_toml(self) -> str:
+        """The text of ``recipe.toml``."""
+        return _lines(self.to_dict())
 
     def changed(self, **tables: Mapping[str, Any]) -> "Settings":
         """The same settings with other values, ``changed(training={"epochs": 3})``."""
@@ -94,13 +95,13 @@ class Settings:
 
     def differences(self, other: "Settings") -> list[str]:
         """``key: mine -> theirs`` for all that two runs may not differ in."""
-        mine, theirs = _flat(self.tables()), _flat(other.tables())
+        mine, theirs = flatten(self.tables()), flatten(other.tables())
         mine |= {INIT_FROM: self.init_from, TASK: self.task}
         theirs |= {INIT_FROM: other.init_from, TASK: other.task}
         return [
             f"{key}: {mine.get(key)!r} -> {theirs.get(key)!r}"
             for key in sorted(mine.keys() | theirs.keys())
-            if mine.get(key) != theirs.get(key) and key not in MAY_CHANGE
+            if mine.get(key) != theirs.get(key) and key not in MAY_CHANGE_ON_RESUME
         ]
 
 
@@ -347,32 +348,38 @@ TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _table(name: str, table: Table) -> str:
-    lines = [f"[{name}]"]
-    lines += [
-        f"{key} = {_written(value)}" for key, value in table.items() if not isinstance(value, dict)
-    ]
-    inner = [_table(f"{name}.{k}", v) for k, v in table.items() if isinstance(v, dict)]
-    return "\n".join([*lines, "", *inner])
+def _as_toml(value: Any) -> Any:
+    """A value as TOML can hold it: there is no None, and no tuple."""
+    if isinstance(value, dict):
+        return {key: _as_toml(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_toml(each) for each in value]
+    return NONE if value is None else value
+
+
+def _lines(table: Table, name: str = "") -> str:
+    lines = [f"{key} = {_written(v)}" for key, v in table.items() if not isinstance(v, dict)]
+    inner = {f"{name}{key}": v for key, v in table.items() if isinstance(v, dict)}
+    parts = [f"[{key}]\n{_lines(v, f'{key}.')}" for key, v in inner.items()]
+    return "\n".join([*lines, "", *parts])
 
 
 def _written(value: Any) -> str:
-    if value is None:
-        return json.dumps(NONE)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):  # TOML takes JSON's escapes, but no surrogates and no bare DEL
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return f"[{', '.join(map(_written, value))}]"
     return repr(value)
 
 
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

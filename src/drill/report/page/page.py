@@ -21,12 +21,12 @@ from drill.report.page.figures import Curve
 from drill.report.results import ledger
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import read_starts
-from drill.report.results.runs import RunSummary, flatten, read_runs, setting_text
+from drill.report.results.runs import RunSummary, read_runs, setting_text
 from drill.report.tables import band_tables, result_tables
 from drill.report.tables.band_tables import TextBands
 from drill.report.tables.markup import Table, markdown_text
 from drill.report.tables.result_tables import Result, T, grouped
-from drill.training.settings import recipe
+from drill.training.settings import flatten, recipe
 
 ADAPTED = "Dynamic evaluation and cache"
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
@@ -300,7 +300,7 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
         for n, start in enumerate(read_starts(run.environment) if run.environment else ()):
             shown[f"environment, resumed {n}" if n else "environment"] = start
         pairs = {
-            name: [(key, setting_text(value)) for key, value in flatten(table)]
+            name: [(key, setting_text(value)) for key, value in flatten(table).items()]
             for name, table in shown.items()
         }
         yield "settings", (run.name, about, pairs)
@@ -309,7 +309,8 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
 def settings_table(runs: Sequence[RunSummary]) -> Table:
     """A row for every setting with several values, a column for every run."""
     flat = {
-        run.name: {key: setting_text(each) for key, each in flatten(run.settings)} for run in runs
+        run.name: {key: setting_text(each) for key, each in flatten(run.settings).items()}
+        for run in runs
     }
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     return Table.of(

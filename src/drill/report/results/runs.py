@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ from drill.recipes.reader import layer_name, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
 from drill.report.results.run_files import as_finite, as_number, joined_text, read_rows, read_table
 from drill.training.run.folder import RunFolder
-from drill.training.settings import recipe
+from drill.training.settings import FILES_ONLY, flatten, recipe
 
 
 class RunError(ReportError):
@@ -207,21 +207,24 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
     return names
 
 
+SEED = "training.seed"
+NOT_A_CHANGE = ("recipe", SEED, "training.cuda_graphs", *FILES_ONLY)
+"""Keys that do not change what is trained, or have a column of their own."""
+
+
 def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without the keys that may differ between seeds of one experiment."""
-    left_out = ("seed", "checkpoint_seconds", "log_every")
-    tables = dict(settings) | {"init_from": "init_from" in settings}  # each seed has its own
-    for name, table in settings.items():
-        if isinstance(table, Mapping):
-            tables[name] = {key: table[key] for key in table if key not in left_out}
-    return tables
+    start = {"init_from": "init_from" in settings}  # each seed has its own
+    return without(settings, (SEED, *FILES_ONLY)) | start
 
 
-NOT_A_CHANGE = (
-    "recipe",
-    *(f"training.{key}" for key in ("seed", "checkpoint_seconds", "cuda_graphs", "log_every")),
-)
-"""Keys that do not change what is trained, or have a column of their own."""
+def without(tables: Mapping[str, Any], keys: Sequence[str], prefix: str = "") -> dict[str, Any]:
+    """A copy of nested tables without some dotted keys."""
+    return {
+        key: without(value, keys, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in tables.items()
+        if f"{prefix}{key}" not in keys
+    }
 
 
 def recipe_changes(settings: Mapping[str, Any]) -> list[str] | None:
@@ -232,21 +235,12 @@ def recipe_changes(settings: Mapping[str, Any]) -> list[str] | None:
     name = settings.get("recipe")
     if name not in recipe_names():
         return None
-    named = dict(flatten(tomllib.loads(recipe(str(name)).to_toml())))
+    named = flatten(recipe(str(name)).to_dict())
     return [
         f"{key}: {setting_text(named.get(key, 'none'))} -> {setting_text(value)}"
-        for key, value in sorted(flatten(settings))
+        for key, value in sorted(flatten(settings).items())
         if key not in NOT_A_CHANGE and named.get(key, "none") != value
     ]
-
-
-def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested tables."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def setting_text(value: Any) -> str:

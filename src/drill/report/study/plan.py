@@ -16,7 +16,6 @@ recipe = "ptb-tied"
 set = ["optimizer.lr=20"]
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,9 +26,9 @@ from typing import Any
 from drill.errors import SettingsError
 from drill.language_modeling.build import derive_finetune_settings
 from drill.recipes.reader import NAME, apply_overrides, parsed
-from drill.report.results.runs import digest, same_but_seed
+from drill.report.results.runs import digest, same_but_seed, without
 from drill.training.schema import with_defaults
-from drill.training.settings import TRANSLATION, Settings, recipe, resolve_settings
+from drill.training.settings import KERNELS, TRANSLATION, Settings, recipe, resolve_settings
 
 TRAIN, FINETUNE, DYNAMIC, CACHE, BLEU = "train", "finetune", "dynamic", "cache", "bleu"
 WORDS = "words"
@@ -37,9 +36,6 @@ TRAINING = (TRAIN, FINETUNE)  # stages that write a run folder; the others evalu
 OF_LANGUAGE_MODELS = (TRAIN, FINETUNE, DYNAMIC, CACHE, WORDS)
 OF_TRANSLATORS = (TRAIN, BLEU)
 STAGES = (*OF_LANGUAGE_MODELS, BLEU)
-
-RUN_TIME = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.impl")
-"""Settings that select kernels: results are the same up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -142,14 +138,7 @@ def row_settings(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
 
 def identity(settings: Settings) -> str:
     """Equal for runs of one experiment: seeds, kernels and where the text is may differ."""
-    tables = same_but_seed(tomllib.loads(settings.to_toml()))
-    del tables["recipe"]
-    for path in RUN_TIME:
-        *outer, key = path.split(".")
-        table = tables
-        for name in outer:
-            table = table.get(name, {})
-        table.pop(key, None)
+    tables = without(same_but_seed(settings.to_dict()), ("recipe", *KERNELS))
     tables["data"]["corpus"] = Path(tables["data"]["corpus"]).name
     return digest(tables)
 
