@@ -220,7 +220,8 @@ def test_given_state_is_used_and_a_new_epoch_starts_from_zero():
 
 def test_capture_blocker_says_why_steps_are_launched():
     step, _ = prepared(Sgd())
-    assert capture_blocker(step.model, step.optimizer, False, 1, None) == "asked for"
+    blocker = capture_blocker(step.model, step.optimizer, False, 1, None)
+    assert blocker == "training.cuda_graphs is false"
     assert "not cpu" in capture_blocker(step.model, step.optimizer, True, 1, None)
 
 

@@ -166,7 +166,7 @@ def test_a_gradient_of_others_is_added_to(device):
 def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
     device, monkeypatch, caplog
 ):
-    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_GRAPHS", 1)
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
     for i, batch in enumerate(batches(device)):
@@ -180,8 +180,8 @@ def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
 
 @cpu_and_cuda
 def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, caplog):
-    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 2)
-    monkeypatch.setattr("drill.training.cuda_graphs.SEEN_ONCE", 4)
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_GRAPHS", 2)
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_SEEN_SHAPES", 4)
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
 
@@ -201,7 +201,7 @@ def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, cap
 
 @cpu_and_cuda
 def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplog):
-    monkeypatch.setattr("drill.training.cuda_graphs.MOST_GRAPHS", 1)
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_GRAPHS", 1)
     model = make(device)
     captured = CapturedGradients(model, loss_of(model))
     before: list[object] = []

@@ -136,7 +136,7 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({}, None), ({"cuda_graphs": False}, "asked for"), ({"device": CPU}, "not cpu"),
+        ({}, None), ({"cuda_graphs": False}, "is false"), ({"device": CPU}, "not cpu"),
         ({"compile": True}, "training.compile"), ({"world_size": 4}, "several processes"),
     ],
 )  # fmt: skip

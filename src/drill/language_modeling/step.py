@@ -20,8 +20,7 @@ from drill.kernels.runtime.overlap import overlap_scope
 from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import GraphCache, GraphRecorder
-from drill.training.cuda_graphs import capture_blocker as cuda_graphs_blocker
+from drill.training.cuda_graphs import GraphCache, GraphRecorder, cuda_graphs_blocker
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import ScheduledOptimizer
@@ -183,11 +182,11 @@ class RecordedSteps(Steps):
             self.ids = self.data.new_empty((max(length + 1, 2 * self.bptt), self.data.shape[1]))
             self.cache.forget()  # graphs read where the ids were
         self.optimizer.prepare(progress)
-        self.cache.check(self.optimizer.phase)
+        self.cache.drop_if_stale(self.optimizer.phase)
         self.ids[: length + 1].copy_(self.data[segment.start : segment.start + length + 1])
         replays = self.cache.replays
         new = length not in replays
-        if self.blocker is not None or (new and not self.cache.should_record(length)):
+        if self.blocker is not None or (new and not self.cache.admit(length)):
             self.graphs.warm_up(lambda: self._launch(state, segment, progress))
             return
         self.optimizer.prepare_step(segment.sampled_length, self.bptt, progress)

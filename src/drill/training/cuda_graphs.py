@@ -23,17 +23,17 @@ Replay = TypeVar("Replay")
 
 logger = logging.getLogger("drill")
 
-MOST_GRAPHS = 256
+MAX_GRAPHS = 256
 """Graphs of one cache; other shapes run without a graph."""
 
-SEEN_ONCE = 1024
+MAX_SEEN_SHAPES = 1024
 """Shapes without a graph that a cache remembers."""
 
 
-def capture_blocker(cuda_graphs: bool, device: torch.device, world_size: int) -> str | None:
+def cuda_graphs_blocker(cuda_graphs: bool, device: torch.device, world_size: int) -> str | None:
     """Why training does not replay CUDA graphs, whatever is trained; None if it may."""
     if not cuda_graphs:
-        return "asked for"
+        return "training.cuda_graphs is false"
     if device.type != "cuda":
         return f"CUDA graphs need an NVIDIA GPU, not {device.type}"
     return "several processes sum their gradients" if world_size > 1 else None
@@ -140,7 +140,7 @@ class GraphCache(Generic[Replay]):
         self._phase: object = None
         self._warned = False
 
-    def check(self, phase: object = None) -> None:
+    def drop_if_stale(self, phase: object = None) -> None:
         """Drop graphs if the model's modes, its parameters or ``phase`` have changed."""
         # With other modes or addresses a replay would use old values or read freed memory.
         granted = (
@@ -159,19 +159,22 @@ class GraphCache(Generic[Replay]):
         self.seen |= dict.fromkeys(self.replays)
         self.replays.clear()
 
-    def should_record(self, shape: Hashable) -> bool:
-        """Whether a shape without a graph gets one: it came before, and the cache is not full."""
+    def admit(self, shape: Hashable) -> bool:
+        """Whether to record a shape without a graph now, which the caller must then do.
+
+        The first time it is only noted as seen; later it is admitted unless the cache is full.
+        """
         if shape not in self.seen:
             self.seen[shape] = None
-            if len(self.seen) > SEEN_ONCE:
+            if len(self.seen) > MAX_SEEN_SHAPES:
                 del self.seen[next(iter(self.seen))]
             return False
-        if len(self.replays) < MOST_GRAPHS:
+        if len(self.replays) < MAX_GRAPHS:
             del self.seen[shape]
             return True
         if not self._warned:
             self._warned = True
-            logger.warning(self.when_full, MOST_GRAPHS)
+            logger.warning(self.when_full, MAX_GRAPHS)
         return False
 
 
@@ -222,7 +225,7 @@ class CapturedGradients:
         if self._graphs is None:
             instead = "set training.cuda_graphs=false, or call loss(...).backward() itself"
             self._graphs = GraphRecorder(inputs[0].device, instead=instead)
-        self.cache.check()
+        self.cache.drop_if_stale()
         gone = self._attach()
         fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._gradients)
         device = inputs[0].device
@@ -231,7 +234,7 @@ class CapturedGradients:
         replay = self.cache.replays.get(key)
         if gone and (replay is None or not fresh):
             torch._foreach_zero_(gone)
-        if replay is None and self.cache.should_record(key):
+        if replay is None and self.cache.admit(key):
             replay = self.cache.replays[key] = self._recorded(self._graphs, inputs, fresh)
         if replay is None:
             value = self._graphs.warm_up(lambda: self._run(inputs))

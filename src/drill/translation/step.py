@@ -13,8 +13,7 @@ from drill.kernels.transformer.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
 from drill.models.transformer.attention import attention_kernels
 from drill.models.translator import Translator
-from drill.training.cuda_graphs import CapturedGradients
-from drill.training.cuda_graphs import capture_blocker as cuda_graphs_blocker
+from drill.training.cuda_graphs import CapturedGradients, cuda_graphs_blocker
 from drill.training.distributed import World
 from drill.training.precision import autocast_to, sum_dtype
 

@@ -211,7 +211,7 @@ class GradientReader:
             self._read(length)
             return
         replay = self.cache.replays.get(length)
-        if replay is None and self.cache.should_record(length):
+        if replay is None and self.cache.admit(length):
             replay = self.cache.replays[length] = self.graphs.record(lambda: self._read(length))
         if replay is None:
             self.graphs.warm_up(lambda: self._read(length))
