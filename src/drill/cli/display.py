@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from drill.errors import DrillError, OutOfMemory
-from drill.training.progress import AT_LEAST_EVERY, LineThrottle, ProgressLines, state
+from drill.training.progress import AT_LEAST_EVERY, LineThrottle, ProgressLines, status_text
 from drill.training.progress import Progress as Report
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class TrainingDisplay:
             self._task,
             description=report.work or f"epoch {report.epoch}/{report.epochs}",
             completed=report.share,
-            state=state(report),
+            state=status_text(report),
             refresh=True,
         )
 

@@ -78,7 +78,7 @@ class ProgressLines:
         if report.row is None and self._throttle.due():
             self._told_time = self._told_time or report.work is None
             share = "" if report.work is not None else f"{report.share:4.0%}  "
-            self.write(f"{report.work or f'epoch {report.epoch}'}  {share}{state(report)}")
+            self.write(f"{report.work or f'epoch {report.epoch}'}  {share}{status_text(report)}")
 
     def show_milestones(self, report: Progress) -> None:
         """The line of an epoch, and after a short first one how long the run will take."""
@@ -95,7 +95,7 @@ class ProgressLines:
                 self.say(f"about {duration(report.seconds_left)} left")
 
 
-def state(report: Progress) -> str:
+def status_text(report: Progress) -> str:
     """How far a validation or a test is, or how well and how fast training goes."""
     if report.work is not None:
         return f"{report.share:.0%}"

@@ -24,7 +24,7 @@ from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.step import sum_loss_options
 from drill.translation.translate import Search, translate, within_memory
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with how many lines or pairs are done, and with all there are. It may raise to stop."""
 
 
@@ -41,7 +41,7 @@ def translation_loss(
     *,
     max_tokens: int = 8192,
     autocast: torch.dtype | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> TranslationLoss:
     """The loss of all ``pairs`` in eval mode; NaN raises FloatingPointError.
 
@@ -98,7 +98,7 @@ def evaluate_translator(
     *,
     language: str = "de",
     tokenize: str | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> TranslationResult:
     """Translate ``text`` and score the translations.
 
@@ -132,7 +132,7 @@ def best_translations(
     subwords: Subwords,
     lines: Sequence[str],
     search: Search,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> list[str]:
     """The best translation of each line; ``progress`` is called for each batch and at the end."""
 

@@ -23,7 +23,7 @@ from drill.translation.search.decoding import (
     Decoding,
     Head,
     Hypothesis,
-    Progress,
+    OnProgress,
     cached_head,
 )
 from drill.translation.search.sampling import sample
@@ -87,7 +87,7 @@ def translate(
     search: Search = Search(),  # noqa: B008 - it is frozen
     *,
     lines_per_block: int = LINES_PER_BLOCK,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Iterator[list[Translation]]:
     """Translate lines. Labels are encoded once: do not train the model meanwhile.
 
@@ -118,7 +118,7 @@ def translate_blocks(
     subwords: Subwords,
     blocks: Iterable[list[str]],
     search: Search,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Iterator[list[list[Translation]]]:
     """``translate`` of blocks of lines, each as soon as it is there."""
     if not search.sampled and search.beam_size > len(subwords):
@@ -169,7 +169,7 @@ def _searched(
     search: Search,
     head: Head,
     first: int,
-    progress: Progress,
+    progress: OnProgress,
     batch_tokens: int,
 ) -> list[list[Hypothesis]]:
     if not sources:

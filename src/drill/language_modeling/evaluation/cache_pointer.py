@@ -16,8 +16,8 @@ from drill.data import evaluation_segments, inputs_and_targets
 from drill.errors import check_value
 from drill.language_modeling.evaluation.grid_search import Cell, Search
 from drill.language_modeling.evaluation.perplexity import (
+    OnProgress,
     Perplexity,
-    Progress,
     Text,
     check_nan,
     single_stream,
@@ -48,7 +48,7 @@ def cache_perplexity(
     bptt: int = 2000,
     published: bool = False,
     autocast: torch.dtype | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Perplexity:
     """The perplexity of a text, read as one stream, with a cache of its last words.
 
@@ -87,7 +87,7 @@ def cache_search(
     published: bool = False,
     limit: int | None = None,
     autocast: torch.dtype | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Search:
     """Every theta with every lamb on a validation text, which is read once for all.
 
@@ -135,7 +135,7 @@ def _read(
     thetas: Sequence[float],
     bptt: int,
     autocast: torch.dtype | None,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> tuple[Tensor, Tensor]:
     """The model's -log p (M,) and the cache's log p (thetas, M), NaN where the cache is empty."""
     segments = evaluation_segments(len(data), bptt)

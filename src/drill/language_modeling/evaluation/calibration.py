@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from drill.language_modeling.evaluation.perplexity import (
-    Progress,
+    OnProgress,
     Text,
     check_and_batchify,
     predictions,
@@ -75,7 +75,7 @@ def calibration(
     bptt: int = 70,
     autocast: torch.dtype | None = None,
     bins: int = BINS,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Calibration:
     """The calibration of a model on a text, in eval mode.
 

@@ -25,7 +25,12 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     text_fingerprint,
 )
 from drill.language_modeling.evaluation.grid_search import Cell, GridPoint, Search, run_grid
-from drill.language_modeling.evaluation.perplexity import Perplexity, Progress, Text, single_stream
+from drill.language_modeling.evaluation.perplexity import (
+    OnProgress,
+    Perplexity,
+    Text,
+    single_stream,
+)
 from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
 
@@ -52,7 +57,7 @@ def dynamic_perplexity(
     bptt: int = 5,
     limit: int | None = None,
     cuda_graphs: bool = True,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Perplexity:
     """The perplexity of a text, read as one stream by a model that adapts to it.
 
@@ -126,7 +131,7 @@ def dynamic_search(
     limit: int | None = 30_000,
     cuda_graphs: bool = True,
     file: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     report: Callable[[Cell], None] | None = None,
 ) -> Search:
     """Every lr with every lamb on a validation text; never give it the test text.
@@ -165,7 +170,7 @@ def dynamic_search(
         f"precision {current_precision(data.device)}, of the statistics {statistics.precision}"
     )
 
-    def evaluate(settings: GridPoint, progress: Progress) -> Perplexity:
+    def evaluate(settings: GridPoint, progress: OnProgress) -> Perplexity:
         options: dict[str, Any] = {"bptt": bptt, "cuda_graphs": cuda_graphs, **settings}
         return dynamic_perplexity(
             model, data, statistics, epsilon=epsilon, progress=progress, **options

@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from drill.data import DataError, Segment, evaluation_segments
 from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.evaluation.perplexity import Progress, Text, check_and_batchify
+from drill.language_modeling.evaluation.perplexity import OnProgress, Text, check_and_batchify
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphRecorder
 from drill.training.precision import current_precision
@@ -99,7 +99,7 @@ def gradient_statistics(
     batch_size: int = BATCH_SIZE,
     bptt: int = 5,
     cuda_graphs: bool = True,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     file: Path | str | None = None,
 ) -> Statistics:
     """MS over a training text: gradients of the mean loss of each segment, no dropout.

@@ -9,7 +9,7 @@ from typing import Any
 
 from drill.data import DataError
 from drill.files import atomic_write, read_bytes
-from drill.language_modeling.evaluation.perplexity import Perplexity, Progress
+from drill.language_modeling.evaluation.perplexity import OnProgress, Perplexity
 
 GridPoint = Mapping[str, float]
 
@@ -41,12 +41,12 @@ class Search:
 
 def run_grid(
     points: Sequence[GridPoint],
-    evaluate: Callable[[GridPoint, Progress], Perplexity],
+    evaluate: Callable[[GridPoint, OnProgress], Perplexity],
     *,
     key: str,
     tokens: int,
     file: Path | str | None,
-    progress: Progress | None,
+    progress: OnProgress | None,
     report: Callable[[Cell], None] | None,
 ) -> Search:
     """Evaluate every point whose result is not yet in ``file`` under ``key``.

@@ -26,7 +26,7 @@ from drill.training.state import Score
 Text = NDArray[Any] | Tensor
 """Ids (N,), or (rows, B) where they are batchified already."""
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with the predicted tokens done and all there are; it never waits for the device."""
 
 TOKENS_PER_LOSS = 4096
@@ -82,7 +82,7 @@ def perplexity(
     bptt: int = 70,
     autocast: torch.dtype | None = None,
     token_bytes: NDArray[Any] | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Perplexity:
     """The perplexity of a text in eval mode; NaN raises FloatingPointError.
 
@@ -110,7 +110,7 @@ def token_losses(
     batch_size: int = 1,
     bptt: int = 70,
     autocast: torch.dtype | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Tensor:
     """-log p of every predicted token.
 
@@ -146,7 +146,7 @@ def evaluate_tokens(
     bptt: int,
     autocast: torch.dtype | None = None,
     token_bytes: NDArray[Any] | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     name: str = "perplexity",  # of the function, for errors
 ) -> tuple[Perplexity, Tensor, Tensor]:
     """The ``perplexity``, -log p of every predicted token and these tokens, (rows - 1, B)."""

@@ -38,7 +38,7 @@ def log_prob_rank(
     *,
     batch_size: int = 10,
     bptt: int = 70,
-    progress: perplexity.Progress | None = None,
+    progress: perplexity.OnProgress | None = None,
 ) -> LogProbRank:
     """The rank over a text, in eval mode.
 

@@ -22,7 +22,7 @@ from drill.translation.search.decoding import (
     Decoding,
     Head,
     Hypothesis,
-    Progress,
+    OnProgress,
     Sources,
     TokenMask,
     cached_head,
@@ -59,7 +59,7 @@ def beam_search(
     n_best: int = 1,
     length_penalty: float = 0.6,
     head: Head | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> list[list[Hypothesis]]:
     """Translate by beam search.
 

@@ -18,7 +18,7 @@ from drill.training.precision import autocast_to, evaluating
 Sources = Tensor | Sequence[Sequence[int]]
 """Sentences as ids: (B, S) padded on the right, or a list for each."""
 
-Progress = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Called before every batch with the sentences that are found; an exception ends the search."""
 
 Head = Callable[[Tensor], Tensor]
@@ -183,7 +183,7 @@ def searched(
     decoding: Decoding,
     hypotheses: int,
     head: Head | None,
-    progress: Progress | None,
+    progress: OnProgress | None,
     search: Callable[[Head, Batch], dict[int, list[Hypothesis]]],
 ) -> list[list[Hypothesis]]:
     """What ``search`` finds for the batches of all sources, in their order."""

@@ -14,7 +14,7 @@ from drill.translation.search.decoding import (
     Decoding,
     Head,
     Hypothesis,
-    Progress,
+    OnProgress,
     Sources,
     TokenMask,
     searched,
@@ -34,7 +34,7 @@ def sample(
     seed: int | None = None,
     first: int = 0,
     head: Head | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> list[list[Hypothesis]]:
     """Sample translations token by token.
 
