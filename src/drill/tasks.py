@@ -18,7 +18,7 @@ from drill.language_modeling.build import dry_run
 from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.language_modeling.run import LanguageModelRun, load_run, start_language_model
 from drill.training.device import pick_device
-from drill.training.distributed import World, world
+from drill.training.distributed import World, init_distributed
 from drill.training.loop import TRAINING_LOG, Outcome, fit
 from drill.training.progress import Progress, ProgressLines
 from drill.training.run.environment import record_start
@@ -75,7 +75,7 @@ def train(
         torch.cuda.set_device(place)
     run = RunFolder(folder)
     start_task = start_translation if settings.task == TRANSLATION else start_language_model
-    with world(place) as processes:
+    with init_distributed(place) as processes:
         if not processes.is_main:
             data_progress = on_start = None
         with run.locked() if processes.is_main else nullcontext():

@@ -158,7 +158,7 @@ def test_several_processes_stay_in_step(fails, place, monkeypatch):
     """One alone must not leave out a run that the others begin."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr("drill.tasks.check_recipe", lambda *given: pytest.fail("checked"))
-    monkeypatch.setattr("drill.tasks.world", lambda place: nullcontext(World()))
+    monkeypatch.setattr("drill.tasks.init_distributed", lambda place: nullcontext(World()))
     (place / "gone.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
     fails("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU, key="data.corpus: ")
 

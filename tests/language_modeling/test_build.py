@@ -57,7 +57,9 @@ def run(trained, tmp_path) -> Path:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_only_the_main_process_calls_on_start(tmp_path, texts, monkeypatch, first):
-    monkeypatch.setattr("drill.tasks.world", lambda device: nullcontext(World(rank=1 - first)))
+    monkeypatch.setattr(
+        "drill.tasks.init_distributed", lambda device: nullcontext(World(rank=1 - first))
+    )
     monkeypatch.setattr("drill.tasks.fit", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0))
     said: list[str] = []
     train(small(texts), tmp_path / "run", device="cpu", on_start=said.append)

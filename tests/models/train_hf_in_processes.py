@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from drill.training.distributed import world
+from drill.training.distributed import init_distributed
 from drill.training.optim import Muon
 from drill.training.state import TrainingState
 from tests.models.test_hf_encoder import PLAIN, model
@@ -18,7 +18,7 @@ from tests.tiny_runs import OPTIMIZERS, interrupted_after, small_run
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with world(torch.device("cpu")) as mine:
+    with init_distributed(torch.device("cpu")) as mine:
         assert mine.size == 2
         folder, kind = Path(sys.argv[1]), sys.argv[2]
         if kind == "ddp":

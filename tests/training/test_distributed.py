@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.data import DataError, PairBatches
+from drill.data import PairBatches
 from drill.data.text.batches import rotated, rotations
-from drill.errors import CheckpointError
+from drill.errors import CheckpointError, SettingsError
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
 from tests.cli_workspace import RECIPE
@@ -161,12 +161,12 @@ WAITING = """
 import os, sys, time
 from pathlib import Path
 import torch
-from drill.training.distributed import world
+from drill.training.distributed import init_distributed
 folder = Path(sys.argv[1])
 (folder / os.environ["RANK"]).touch()
 while len(list(folder.iterdir())) < 2:  # what is loaded counts for nobody's patience
     time.sleep(0.05)
-with world(torch.device("cpu"), timeout=4.0) as mine:
+with init_distributed(torch.device("cpu"), timeout=4.0) as mine:
     if mine.is_main:
         time.sleep(6.0)
     mine.barrier()
@@ -210,7 +210,7 @@ def test_processes_split_the_batch_in_order():
     parts = [World(rank, 3).local_batch(data) for rank in range(3)]
     assert torch.equal(torch.cat(parts, dim=1), data)
     assert [World(rank, 3).is_main for rank in range(3)] == [True, False, False]
-    with pytest.raises(DataError, match="a batch size of 6 cannot be divided among 4 processes"):
+    with pytest.raises(SettingsError, match="batch_size: 6 cannot be divided among 4 processes"):
         World(1, 4).local_batch(data)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from drill.training import loop
-from drill.training.distributed import World, world
+from drill.training.distributed import World, init_distributed
 from drill.training.run.folder import RunFolder
 from tests.tiny_runs import OPTIMIZERS, after, bits, interrupted_after, rows, small_model, small_run
 from tests.tiny_translations import small_optimizer, small_training
@@ -107,7 +107,7 @@ def main(folder: Path) -> None:
     logging.basicConfig()
     loop.AGREE_EVERY = 3  # an epoch of these has eleven steps
     starts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    with world(torch.device("cpu"), timeout=60.0) as mine:
+    with init_distributed(torch.device("cpu"), timeout=60.0) as mine:
         if starts == 0:
             first_start(folder, mine)
         last_run(folder, mine, dies=starts == 0 and mine.rank == 1)

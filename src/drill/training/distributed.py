@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drill.data import DataError
+from drill.errors import SettingsError
 from drill.layers import SampledSoftmax
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
@@ -36,12 +36,11 @@ class World:
         """Whether this process writes the files and shows the progress."""
         return self.rank == 0
 
-    def per_process(self, count: int, what: str, key: str) -> int:
-        """``count`` divided by the number of processes; DataError with a remainder."""
+    def per_process(self, count: int, key: str) -> int:
+        """The setting ``key`` divided by the number of processes."""
         if count % self.size != 0:
-            raise DataError(
-                f"{what} cannot be divided among {self.size} processes; set training.{key} to "
-                f"a multiple of {self.size}"
+            raise SettingsError(
+                f"{count} cannot be divided among {self.size} processes; set a multiple", key=key
             )
         return count // self.size
 
@@ -49,7 +48,7 @@ class World:
         """This process's part of (length, batch, ...)."""
         if self.size == 1:
             return data
-        own = self.per_process(data.shape[1], f"a batch size of {data.shape[1]}", "batch_size")
+        own = self.per_process(data.shape[1], "training.batch_size")
         return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
 
     def barrier(self) -> None:
@@ -147,20 +146,20 @@ def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "unshard")
 
 
-PATIENCE = 7 * 86_400.0
+CONTROL_TIMEOUT = 7 * 86_400.0
 """Seconds that processes wait while the first one learns subwords, reads a text, validates or
 tests. A process that dies is noticed at once."""
 
 
 @contextmanager
-def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
+def init_distributed(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
     """The processes that ``torchrun`` started, or a world of one without it.
 
     With several machines, a ``torchrun`` that may restart its processes needs the environment
     variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see ``_store``.
 
     Args:
-        timeout: seconds for collective operations; waiting for the first process has PATIENCE.
+        timeout: seconds for collective operations; CONTROL_TIMEOUT is for the first process.
     """
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
@@ -174,8 +173,8 @@ def world(device: torch.device, timeout: float = 1800.0) -> Iterator[World]:
         timeout=limit,
     )
     try:
-        patience = datetime.timedelta(seconds=PATIENCE)
-        control = dist.new_group(backend="gloo", timeout=patience)
+        longest = datetime.timedelta(seconds=CONTROL_TIMEOUT)
+        control = dist.new_group(backend="gloo", timeout=longest)
         yield World(dist.get_rank(), dist.get_world_size(), control)
     finally:
         dist.destroy_process_group()

@@ -20,8 +20,8 @@ from drill.training.precision import autocast_to, sum_dtype
 
 def batches_per_process(gradient_accumulation_steps: int, world: World) -> int:
     """Batches of a step for each process."""
-    what = f"{gradient_accumulation_steps} batches a step"
-    return world.per_process(gradient_accumulation_steps, what, "gradient_accumulation_steps")
+    key = "training.gradient_accumulation_steps"
+    return world.per_process(gradient_accumulation_steps, key)
 
 
 def capture_blocker(
