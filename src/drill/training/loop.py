@@ -189,7 +189,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 task.step(next(batches))
                 state.step += 1
                 if state.step % log_interval(state.step, options.log_every) == 0:
-                    row = state.training_row(optimizer.now, world)
+                    row = state.training_row(optimizer.current_lr, world)
                     finite(row["train_loss"], task)
                     if world.is_main:
                         run.append_later(row)
@@ -399,8 +399,8 @@ def finite(loss: float, task: Task) -> float:
     clip = " or --set optimizer.max_grad_norm=1" if optimizer.max_grad_norm is None else ""
     raise Diverged(
         f"the loss became {loss} in epoch {state.epoch}, before step {state.step}, at lr "
-        f"{optimizer.now:g}; {last}; train under another name with a lower rate, for example "
-        f"--set optimizer.lr={lower:g}{clip}"
+        f"{optimizer.current_lr:g}; {last}; train under another name with a lower rate, for "
+        f"example --set optimizer.lr={lower:g}{clip}"
     )
 
 

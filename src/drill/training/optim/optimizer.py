@@ -59,7 +59,7 @@ class ScheduledOptimizer(abc.ABC):
         self.check("map_warmup", 0.0 <= self.map_warmup < 1.0, SHARE_OF_RUN)
         clips = self.max_grad_norm is None or self.max_grad_norm > 0.0
         self.check("max_grad_norm", clips, "a positive number or none")
-        self.now = self.lr  # the rate of the last full-length step, which a schedule may change
+        self.current_lr = self.lr  # of the last full-length step, which a schedule may change
         maps = (self.map_lr_scale, self.map_weight_decay, self.map_warmup)
         self.maps_differ = maps != (1.0, None, 0.0)
         self.parameters: dict[str, nn.Parameter] = {}
@@ -118,8 +118,8 @@ class ScheduledOptimizer(abc.ABC):
         """The host's part of a step: say how long the next one is."""
         optimizer = self._begun()
         self.prepare(progress)
-        self.now = self.rate(progress)
-        rate = self.now * sampled_length / bptt
+        self.current_lr = self.rate(progress)
+        rate = self.current_lr * sampled_length / bptt
         of_maps = rate * run_rate(
             progress, lr=self.map_lr_scale, schedule="constant", warmup=self.map_warmup
         )
