@@ -13,7 +13,7 @@ from drill.files import WriteError, atomic_write
 CHUNK = 1 << 16
 MINIMUM_RATE = 10_000  # bytes per second, after the first ``timeout`` seconds
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with the bytes received and the size of the file."""
 
 
@@ -22,7 +22,7 @@ def download(
     target: Path,
     md5: str,
     size: int,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     timeout: float = 30.0,
 ) -> None:
     """Write ``target`` from the first URL that gives ``size`` bytes with this checksum.
@@ -54,7 +54,7 @@ def download(
     )
 
 
-def _fetch(url: str, size: int, progress: Progress | None, timeout: float) -> bytes:
+def _fetch(url: str, size: int, progress: OnProgress | None, timeout: float) -> bytes:
     deadline = time.monotonic() + timeout + size / MINIMUM_RATE
     content = bytearray()
     with urllib.request.urlopen(url, timeout=timeout) as answer:

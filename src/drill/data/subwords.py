@@ -27,7 +27,7 @@ SMALLEST = len(SPECIAL) + 256
 REPORT_EVERY = 10_000  # lines
 MOST_KNOWN = 1_000_000  # words that are remembered, some 300 MB
 
-Progress = Callable[[int, int | None], None]
+OnProgress = Callable[[int, int | None], None]
 """Called with the lines read and the lines in all, None where that is not known."""
 
 
@@ -95,7 +95,7 @@ class Subwords:
         *,
         min_count: int = 2,
         single_digits: bool = False,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> "Subwords":
         """Learn pieces from a text; the same lines give the same pieces.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.parallel.pairs import Filters, Pairs, Progress, encode_pairs
+from drill.data.parallel.pairs import Filters, OnProgress, Pairs, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.synthetic import ParallelSplits
 from drill.data.subwords import END, Subwords
@@ -65,7 +65,7 @@ def translation_data(
     subwords: Subwords,
     filters: Filters = Filters(),  # noqa: B008 - it is frozen
     cache: Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     *,
     language: str = "de",
 ) -> TranslationData:

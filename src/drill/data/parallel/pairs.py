@@ -20,7 +20,7 @@ from drill.errors import DataError, check_value
 
 CHUNK = 10_000  # pairs that are encoded at once
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with the pairs that are done and the pairs in all."""
 
 
@@ -111,7 +111,7 @@ def encode_pairs(
     subwords: Subwords,
     filters: Filters = KEEP_ALL,
     cache: Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Pairs:
     """The pairs that pass the filters, in order.
 
@@ -137,7 +137,7 @@ def encode_pairs(
 
 
 def _encode(
-    text: ParallelText, subwords: Subwords, filters: Filters, progress: Progress | None
+    text: ParallelText, subwords: Subwords, filters: Filters, progress: OnProgress | None
 ) -> Pairs:
     kind = np.uint16 if len(subwords) <= 2**16 else np.int32
     report = dict.fromkeys(("empty", "duplicate", "short", "long", "ratio"), 0)

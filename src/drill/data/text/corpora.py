@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data.cache import cache_folder, cache_key, cached, load_array
-from drill.data.download import Progress, download
+from drill.data.download import OnProgress, download
 from drill.data.subwords import Subwords, cached_subwords
 from drill.data.text.catalog import (
     BIBLE,
@@ -105,7 +105,7 @@ def _subword_vocabulary(text: str, tokenizer: int | str) -> SubwordVocabulary:
     return vocabulary
 
 
-def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None) -> Corpus:
+def load_corpus(name: str, fetch: bool = True, progress: OnProgress | None = None) -> Corpus:
     """A corpus by name: from disk as ``<name>/{train,valid,test}.txt``, else downloaded.
 
     Every file is checked against its published checksum.
@@ -132,7 +132,7 @@ def load_corpus(name: str, fetch: bool = True, progress: Progress | None = None)
     return Corpus(name, train, valid, test, closed=True)
 
 
-def _text(name: str, split: str, fetch: bool, progress: Progress | None) -> str:
+def _text(name: str, split: str, fetch: bool, progress: OnProgress | None) -> str:
     """One split of a standard corpus, checked."""
     known, index = CORPORA[name], SPLITS.index(split)
     md5 = known.md5[index]
@@ -228,7 +228,7 @@ def read_corpus(
     held_out_min_count: int = 10,
     held_out_max_count: int = 100,
     held_out_seed: int = 1,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> tuple[Corpus, Vocabulary]:
     """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
 
