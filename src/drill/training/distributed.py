@@ -40,7 +40,9 @@ class World:
         """The setting ``key`` divided by the number of processes."""
         if count % self.size != 0:
             raise SettingsError(
-                f"{count} cannot be divided among {self.size} processes; set a multiple", key=key
+                f"{count} cannot be divided among {self.size} processes",
+                key=key,
+                hint=f"set it to a multiple of {self.size}",
             )
         return count // self.size
 
