@@ -129,7 +129,7 @@ def test_a_form_of_another_site_and_a_large_body_are_rejected(client):
         answer = client.post("/api/next", content=b'{"text": ""}', headers={"content-type": kind})
         assert answer.status_code == 400
     answer = client.post("/api/score", json={"text": "word " * 2_000_000})
-    assert answer.status_code == 400
+    assert answer.status_code == 413
     assert "65,536" in answer.json()["error"]
 
 

@@ -153,7 +153,7 @@ def dynamic(
         dynamic_evaluation.check_dynamic_settings(lr, decay, epsilon, names)
     fixed: dict[str, Any] = {"epsilon": epsilon, "bptt": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
-    with evaluation(*shared, needs_state="dynamic evaluation") as (trained, texts, _, add):
+    with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
         start, folder, tokens = time.monotonic(), trained.folder.path, len(trained.ids.train)
         size = gradients.statistics_batch_size(tokens, segment_length)
         if size < gradients.BATCH_SIZE:
@@ -244,7 +244,7 @@ def cache(
         cache_pointer.check_cache_settings(window, [theta], [lambda_], names)
     fixed: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
     shared = (run, split, text, weights, precision, device, as_json)
-    with evaluation(*shared, needs_state="the cache pointer") as (trained, texts, autocast, add):
+    with evaluation(*shared, kind="cache") as (trained, texts, autocast, add):
         fixed["autocast"] = autocast
         mixture: dict[str, Any] = {"theta": theta, "lamb": lambda_}
         if search:

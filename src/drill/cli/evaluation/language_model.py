@@ -34,6 +34,9 @@ from drill.translation.run import TranslationRun
 Row = dict[str, Any]
 """A row of RUN/evaluations.jsonl."""
 
+CARRIES_STATE = {"dynamic": "dynamic evaluation", "cache": "the cache pointer"}
+"""Kinds of evaluation that go on from segment to segment, as errors call them."""
+
 HINTS = {
     "dynamic": "the weights diverged; take a smaller --lr or a larger --decay",
     "cache": "a word that is not in the cache has no probability; take a smaller --lambda",
@@ -99,20 +102,20 @@ def evaluation(
     device: str,
     as_json: bool,
     *,
-    needs_state: str = "",
+    kind: str = "perplexity",
 ) -> Iterator[Evaluation]:
-    """Load a run and its texts; ``needs_state`` names an evaluation that needs one."""
+    """Load a run and its texts; kinds of ``CARRIES_STATE`` ask for an encoder that does."""
     options.check_one_text(split, text, "--text")
     run = load_run(folder, weights, device)
-    if needs_state and not run.model.encoder.carries_state:
+    if kind in CARRIES_STATE and not run.model.encoder.carries_state:
         raise SettingsError(
-            f"{needs_state} needs an encoder that carries a state from segment to segment",
+            f"{CARRIES_STATE[kind]} needs an encoder that carries a state from segment to segment",
             key=str(run.folder.path),
             hint="use `drill evaluate`",
         )
     place = torch.device(next(run.model.parameters()).device)
     chosen = precision or run.settings.training["precision"]
-    if needs_state == "dynamic evaluation":
+    if kind == "dynamic":
         chosen = for_dynamic_evaluation(chosen, place)
     with (
         matmul_precision(chosen, place) as autocast,

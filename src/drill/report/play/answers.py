@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, EOS, UNK, Subwords, SubwordVocabulary
-from drill.errors import DataError, SettingsError
+from drill.errors import DataError, DrillError, SettingsError
 from drill.language_modeling.evaluation.frequency_bands import default_edges, frequency_bands
 from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import new_words_blocker
@@ -158,8 +157,14 @@ class LanguageModelPlayer(Player):
                 for each in scored
             ],
             "bands": [
-                {**asdict(band), "label": band.label, "loss": number(band.mean_loss)}
-                for band in bands
+                {
+                    "label": b.label,
+                    "low": b.low,
+                    "high": b.high,
+                    "tokens": b.tokens,
+                    "loss": number(b.mean_loss),
+                }
+                for b in bands
             ],
         }
 
@@ -293,8 +298,15 @@ def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
         raise DataError("holds no words; paste some text", key="text")
     return {
         "lines": [[token for token, _ in players[0].tokens(line)] for line in lines],
-        "runs": [player.losses(lines) for player in players],
+        "runs": [_losses(player, lines) for player in players],
     }
+
+
+def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
+    try:
+        return player.losses(lines)
+    except DrillError as error:
+        return {"error": str(error)}
 
 
 def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[Answer]:

@@ -29,9 +29,14 @@ MAX_TEXT = 20_000  # characters; page.js has it from /api/runs
 MAX_TOKENS = 500  # of a sample
 
 PAGE = Path(__file__).parent
-REPORT = Path(report_page.__file__).parent
-FILES = {"/": PAGE / "page.html", "/page.js": PAGE / "page.js", "/page.css": PAGE / "page.css"}
-FILES |= {f"/{name}": REPORT / name for name in ("colors.css", "plots.css", "plots.js")}
+FILES = {
+    "/": PAGE / "page.html",
+    "/page.js": PAGE / "page.js",
+    "/page.css": PAGE / "page.css",
+    "/colors.css": Path(report_page.__file__).with_name("colors.css"),
+    "/plots.css": Path(report_page.__file__).with_name("plots.css"),
+    "/plots.js": Path(report_page.__file__).with_name("plots.js"),
+}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -154,17 +159,17 @@ class Server:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        free, busy = nullcontext(), self.lock  # a sample takes the lock for every token
-        works: list[tuple[str, Any, Any]] = [
-            *(("GET", work, free) for work in (self.runs, self.curves)),
-            *(("POST", work, busy) for work in (self.next, self.score, self.word, self.add)),
-            ("POST", self.translate, busy),
-            ("POST", self.sample, free),
-        ]
-        routes = [Route(path, partial(_file, file)) for path, file in FILES.items()]
-        routes += [
-            Route(f"/api/{work.__name__}", _endpoint(work, lock), methods=[method])
-            for method, work, lock in works
+        routes = [
+            *(Route(path, partial(_file, file), methods=["GET"]) for path, file in FILES.items()),
+            *(  # without the lock: they do not use the models
+                Route(f"/api/{work.__name__}", _endpoint(work, nullcontext()), methods=["GET"])
+                for work in (self.runs, self.curves)
+            ),
+            *(
+                Route(f"/api/{work.__name__}", _endpoint(work, self.lock), methods=["POST"])
+                for work in (self.next, self.score, self.word, self.add, self.translate)
+            ),
+            Route("/api/sample", _endpoint(self.sample, nullcontext()), methods=["POST"]),
         ]
         middleware = [Middleware(BaseHTTPMiddleware, dispatch=local_only)]
         return Starlette(routes=routes, middleware=middleware)
@@ -180,7 +185,8 @@ def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManage
             given = await _body(request) if request.method == "POST" else {}
             found = await run_in_threadpool(answer)
         except (DrillError, ValueError, ArithmeticError, OSError) as error:
-            return JSONResponse({"error": str(error)}, 400)
+            status = 413 if isinstance(error, TooLarge) else 400
+            return JSONResponse({"error": str(error)}, status)
         if isinstance(found, Iterator):
             return StreamingResponse(found, media_type="application/x-ndjson")
         return JSONResponse(found)
@@ -188,13 +194,20 @@ def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManage
     return endpoint
 
 
+class TooLarge(SettingsError):
+    """A request over MAX_BODY."""
+
+
 async def _body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise SettingsError("is application/json", key="Content-Type")
-    if int(request.headers.get("content-length", 0)) > MAX_BODY:
-        raise SettingsError(f"is larger than {MAX_BODY:,} bytes; send less text", key="request")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise TooLarge(f"is larger than {MAX_BODY:,} bytes; send less text", key="request")
     try:
-        given = await request.json()
+        given = json.loads(body)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):

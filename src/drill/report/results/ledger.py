@@ -183,10 +183,9 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
     settings = dict(run.settings)
     if "init_from" in settings:
         settings["init_from"] = Path(settings["init_from"]).name  # paths are of this machine only
-    values: dict[str, Any] = {
-        each.name: getattr(run, each.name, environment.get(each.name)) for each in fields(Row)
-    }
+    values: dict[str, Any] = {each.name: getattr(run, each.name, None) for each in fields(Row)}
     values |= {key: joined_text(environment, key) for key in ("torch", "precision")}
+    values |= {key: environment.get(key) for key in ("world_size", "started")}
     values |= {
         "starts": [{key: each.get(key) for key in START_KEYS} for each in starts if starts[1:]],
         "evaluations": [
