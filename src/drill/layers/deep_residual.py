@@ -175,7 +175,7 @@ class DeepResidual(MatrixLayer):
                 raise ValueError(
                     f"{name}: zero_start needs residual=True and residual_between=False, so that a "
                     "last map of zeros leaves the embedding itself, and no learned gate, which "
-                    "would have no gradient"
+                    "would have no gradient; or set zero_start=False"
                 )
             if (output := maps[-1].output) is not None:
                 nn.init.zeros_(output.weight)

@@ -68,8 +68,9 @@ def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> b
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise RunFolderError(
-            f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); set "
-            "them as in that run to resume, give this one another --name, or remove the folder"
+            f"{run.path}: holds a run with other settings ({'; '.join(changes[:3])}{more}); "
+            f"resume it by drill train {run.path}, give this one another --name, or remove the "
+            "folder"
         )
     _check_limits(settings, own, run, warn)
     if warn and not has_ended(run, settings):
