@@ -2,11 +2,13 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
 from drill.cli.listings import APPLIES, _listed, _rows, descriptions
 from drill.layers import LAYERS
+from drill.recipes import reader
 from drill.recipes.reader import recipe_names
 from drill.training.optim import OPTIMIZERS
 from drill.training.settings import recipe
@@ -19,6 +21,11 @@ def test_recipes_lists_every_one(succeeds):
     assert sorted(named) == recipe_names()
     assert "wmt14-drill                   350,000 steps" in out
     assert "ptb-fast-drill-4              5 minutes" in out
+
+
+def test_no_two_recipes_have_one_name():
+    names = [path.stem for path in Path(reader.__file__).parent.rglob("[!_]*.toml")]
+    assert sorted(names) == recipe_names()
 
 
 def test_recipes_as_json(drill):

@@ -1,1 +1,1 @@
-"""Recipes: one TOML file per row of a table; ``reader`` reads, merges and changes them."""
+"""Recipes: one TOML file per row of a table; ``reader`` finds, merges and changes them."""

@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from drill.files import read_regular
 
 Table = dict[str, Any]
 
+_FOLDER = Path(__file__).parent
 BASE = "base"
 NAME = "name"  # which encoder, layer or optimizer a table means
 
@@ -25,15 +25,15 @@ def recipe_names() -> list[str]:
     return [name for name in _shipped() if not name.startswith("_")]
 
 
-def _shipped() -> list[str]:
-    names = (entry.name for entry in resources.files("drill.recipes").iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+@cache
+def _shipped() -> dict[str, Path]:
+    """Name -> file; a recipe is found by its name in whichever sub-folder it lies."""
+    return {path.stem: path for path in sorted(_FOLDER.rglob("*.toml"), key=lambda path: path.stem)}
 
 
 def describe(name: str) -> str:
     """The first line of a recipe, a comment."""
-    text = (resources.files("drill.recipes") / f"{name}.toml").read_text("utf-8")
-    return text.splitlines()[0].lstrip("# ")
+    return _shipped()[name].read_text("utf-8").splitlines()[0].lstrip("# ")
 
 
 def layer_name(table: Any) -> str | None:
@@ -60,7 +60,7 @@ class Measured:
 @cache
 def measured() -> dict[str, Measured]:
     """What bench/tables.py found by recipe; most have never been timed."""
-    text = (resources.files("drill.recipes") / "measured.json").read_bytes()
+    text = (_FOLDER / "measured.json").read_bytes()
     return {name: Measured(**row) for name, row in json.loads(text).items()}
 
 
@@ -73,8 +73,7 @@ def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
     if name.endswith(".toml"):
         tables, label = parsed(path), str(path.resolve())
     elif name in _shipped():
-        entry = resources.files("drill.recipes") / f"{name}.toml"
-        tables, label = _parsed(entry.read_bytes(), f"{name}.toml"), name
+        tables, label = _parsed(_shipped()[name].read_bytes(), f"{name}.toml"), name
     else:
         if not under and os.path.isfile(name):  # Path.exists() fails on odd names
             raise SettingsError(
