@@ -73,12 +73,12 @@ def copy_of(kind: str, make: Callable[[Path], None], folder: Path) -> Path:
     return folder
 
 
-def typed(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def run_cli_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Goes there; gives the command as a user runs it: exit code, stdout, stderr."""
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    """Changes to ``folder``; returns a function that runs `drill`: exit code, stdout, stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
     def run(*words: str, stdin: str | bytes | None = None) -> tuple[int, str, str]:

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 # After the variable: kernels read it when they are imported.
 from drill import files
-from tests.cli_workspace import make_workspace, typed
+from tests.cli_workspace import make_workspace, run_cli_in
 from tests.tiny_texts import write_texts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -51,11 +51,11 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser):
+def open_page(browser):
     """Opens a page; nothing may fail in it, and no request may leave this machine."""
     faults, hosts, pages = [], set(), []
 
-    def open_page(url, width=390, scheme="light"):
+    def open_url(url, width=390, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
@@ -66,7 +66,7 @@ def opened(browser):
         pages.append(page)
         return page
 
-    yield open_page
+    yield open_url
     widths = [page.evaluate("document.documentElement.scrollWidth - innerWidth") for page in pages]
     for page in pages:
         page.context.close()
@@ -76,7 +76,7 @@ def opened(browser):
 
 
 @pytest.fixture(autouse=True)
-def onednn():
+def restore_onednn():
     """Torch disables oneDNN at the first product that it lacks: no later test is to notice."""
     before = torch.backends.mkldnn.enabled
     yield
@@ -84,7 +84,7 @@ def onednn():
 
 
 @pytest.fixture
-def seeded():
+def fixed_seed():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -101,48 +101,48 @@ def default_ctrl_c():
 
 
 @pytest.fixture(scope="session")
-def texts(tmp_path_factory) -> Path:
+def text_folder(tmp_path_factory) -> Path:
     """Own text files, which no test may change."""
-    return write_texts(tmp_path_factory.mktemp("place") / "texts")
+    return write_texts(tmp_path_factory.mktemp("workspace") / "texts")
 
 
 @pytest.fixture
-def own_cache(tmp_path_factory, monkeypatch):
+def empty_cache(tmp_path_factory, monkeypatch):
     """An empty cache, and a known commit."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("DRILL_COMMIT", "0123abc")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def workspace(tmp_path_factory) -> Path:
     """A folder with a text, pairs, a recipe and a trained language model, one per file of tests."""
     from tests import cli_translation_workspace
 
-    folder = make_workspace(tmp_path_factory.mktemp("place"))
+    folder = make_workspace(tmp_path_factory.mktemp("workspace"))
     cli_translation_workspace.write_pairs(folder / "pairs")
     return folder
 
 
 @pytest.fixture
-def here(place, monkeypatch):
-    """In the folder ``place``, which some files of tests make themselves."""
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    return place
+def in_workspace(workspace, monkeypatch):
+    """The test runs in ``workspace``, which some files of tests make themselves."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(workspace / "cache"))
+    return workspace
 
 
 @pytest.fixture
-def drill(place, monkeypatch, capfd):
-    """The command, typed in that folder."""
-    return typed(place, monkeypatch, capfd)
+def run_cli(workspace, monkeypatch, capfd):
+    """Runs `drill` in ``workspace``: exit code, stdout, stderr."""
+    return run_cli_in(workspace, monkeypatch, capfd)
 
 
 @pytest.fixture
-def succeeds(drill):
-    """The command ends with 0; returns what it prints."""
+def cli_output(run_cli):
+    """Runs `drill`, which must end with 0; returns what it prints."""
 
     def check(*words: str, **options: object) -> str:
-        code, out, err = drill(*words, **options)
+        code, out, err = run_cli(*words, **options)
         assert code == 0, err
         return out
 
@@ -159,13 +159,13 @@ def nan_in_fresh_memory():
 
 
 @pytest.fixture
-def unwarned():
+def forget_warnings():
     """A cache that cannot be written is warned about again."""
     files._warn_once.cache_clear()
 
 
 @pytest.fixture
-def homeless(monkeypatch, unwarned):
+def no_home(monkeypatch, forget_warnings):
     """As a user without a home, who has named no folders instead."""
 
     def home():

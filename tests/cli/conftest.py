@@ -2,11 +2,11 @@ import pytest
 
 
 @pytest.fixture
-def fails(drill):
-    """The command ends with 1 and one line that names ``key``; returns that line."""
+def cli_error(run_cli):
+    """Runs `drill`, which must end with 1 and one line that names ``key``; returns that line."""
 
     def check(*words: str, key: str, **options: object) -> str:
-        code, _, err = drill(*words, **options)
+        code, _, err = run_cli(*words, **options)
         assert code == 1
         assert "Traceback" not in err
         last = err.splitlines()[-1]

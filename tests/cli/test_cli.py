@@ -16,17 +16,17 @@ from drill.cli import main
 from drill.cli.app import COMMANDS, app
 
 
-def drill(*arguments: str):
+def invoke(*arguments: str):
     return CliRunner().invoke(app, arguments)
 
 
 def test_the_version():
-    assert drill("--version").output == f"drill {__version__}\n"
+    assert invoke("--version").output == f"drill {__version__}\n"
 
 
 def test_json_holds_the_sizes_and_exact_counts():
     sizes = "--vocabulary 507 --embedding-dim 24 --hidden-size 40 --joint 12 --tokens 33"
-    answer = json.loads(drill("layers", *sizes.split(), "--json").output)
+    answer = json.loads(invoke("layers", *sizes.split(), "--json").output)
     assert answer["vocabulary"] == 507
     assert answer["hidden"] == 40
     rows = {row["layer"]: row for row in answer["layers"]}
@@ -38,10 +38,10 @@ def test_json_holds_the_sizes_and_exact_counts():
 
 
 def test_layers_that_need_equal_widths_say_so():
-    output = drill("layers", "--embedding-dim", "24", "--hidden-size", "40").output
+    output = invoke("layers", "--embedding-dim", "24", "--hidden-size", "40").output
     assert "d_h = d = 24" in output
     assert output.strip().endswith("sampled, adaptive, sigsoftmax, plif, softcap")
-    assert "d_h = d = 24" not in drill("layers", "--embedding-dim", "24").output
+    assert "d_h = d = 24" not in invoke("layers", "--embedding-dim", "24").output
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_layers_that_need_equal_widths_say_so():
     ],
 )
 def test_a_wrong_number_ends_in_one_sentence(words, option, value):
-    done = drill(*words, option, value)
+    done = invoke(*words, option, value)
     assert done.exit_code == 2
     (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
     assert option in error
@@ -70,7 +70,7 @@ BY_NAME["ledger add"] = BY_NAME.pop("ledger").commands["add"]
 def test_options_that_a_help_names_are_the_commands_own(name):
     """Examples in it name other commands' options, such as --set of `settings`."""
     own = {option for each in BY_NAME[name].params for option in each.opts} | {"--help"}
-    shown = drill(*name.split(), "--help")
+    shown = invoke(*name.split(), "--help")
     assert shown.exit_code == 0
     assert set(re.findall(r"--[a-z][a-z-]*", shown.output)) - {"--no-echo"} <= own
 
@@ -78,7 +78,7 @@ def test_options_that_a_help_names_are_the_commands_own(name):
 @pytest.mark.parametrize("columns", ["80", "200"])
 def test_no_summary_of_a_command_is_cut_off(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    listed = drill("--help").output.split("Commands:\n")[1].splitlines()
+    listed = invoke("--help").output.split("Commands:\n")[1].splitlines()
     assert len(listed) == len(COMMANDS) + 1  # and ledger
     assert [line for line in listed if line.endswith("...")] == []
 
@@ -147,7 +147,7 @@ def test_a_deleted_working_folder(tmp_path):
 def test_the_docs_show_what_the_command_prints():
     readme = (Path(__file__).parents[2] / "docs/README.md").read_text()
     shown = readme.split("$ drill layers\n")[1].split("```")[0]
-    printed = drill("layers").output
+    printed = invoke("layers").output
     assert shown.splitlines() == [line.rstrip() for line in printed.rstrip().splitlines()]
 
 

@@ -12,9 +12,9 @@ from tests import cli_translation_workspace, cli_workspace
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     """Language models tiny, more (of one vocabulary) and other."""
-    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("place"))
+    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("workspace"))
     (folder / "other.txt").write_text("quite other words\n" * 300)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -26,14 +26,14 @@ def place(tmp_path_factory):
     return folder
 
 
-def compared(drill, *words):
-    code, out, err = drill("compare", *words, "--json", "--device", "cpu")
+def compared(run_cli, *words):
+    code, out, err = run_cli("compare", *words, "--json", "--device", "cpu")
     assert code == 0, err
     return json.loads(out)
 
 
-def test_losses_are_those_of_the_runs_and_words_add_up(drill, place):
-    found = compared(drill, "runs/tiny", "runs/more", "--top", "100")
+def test_losses_are_those_of_the_runs_and_words_add_up(run_cli, workspace):
+    found = compared(run_cli, "runs/tiny", "runs/more", "--top", "100")
     runs = [load_run(f"runs/{name}", device="cpu") for name in ("tiny", "more")]
     for side, run in zip("ab", runs, strict=True):
         assert found[side] == pytest.approx(run.perplexity("test").loss, rel=0.05)
@@ -46,50 +46,50 @@ def test_losses_are_those_of_the_runs_and_words_add_up(drill, place):
     )
 
 
-def test_a_text_is_read_from_a_file(drill, place):
-    (place / "mine.txt").write_text("lamp is lit\nboat is an unknown word\nsea\n")
-    found = compared(drill, "runs/tiny", "runs/tiny", "--text", "mine.txt")
+def test_a_text_is_read_from_a_file(run_cli, workspace):
+    (workspace / "mine.txt").write_text("lamp is lit\nboat is an unknown word\nsea\n")
+    found = compared(run_cli, "runs/tiny", "runs/tiny", "--text", "mine.txt")
     assert found["tokens"] == 11
     assert (found["difference"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
     assert found["gained"] == found["lost"] == []
     for text, said in {"lamp\nis\0lit\n": "line 2 has a NUL character", "": "no words"}.items():
-        (place / "mine.txt").write_text(text)
-        code, _, err = drill("compare", "runs/tiny", "runs/tiny", "--text", "mine.txt")
+        (workspace / "mine.txt").write_text(text)
+        code, _, err = run_cli("compare", "runs/tiny", "runs/tiny", "--text", "mine.txt")
         assert (code, said in err) == (1, True)
 
 
-def test_the_table_names_both_runs(drill):
-    code, out, err = drill("compare", "runs/tiny", "runs/more", "--device", "cpu")
+def test_the_table_names_both_runs(run_cli):
+    code, out, err = run_cli("compare", "runs/tiny", "runs/more", "--device", "cpu")
     assert code == 0, err
     assert all(word in out for word in ("tiny", "more", "perplexity", "95% interval"))
     assert "difference = more minus tiny" in out
 
 
-def test_runs_that_do_not_compare_are_an_error(fails):
-    fails("compare", "runs/tiny", "runs/other", key="vocabulary")
-    fails("compare", "runs/tiny", "runs/none", key="runs/none")
-    fails("compare", "runs/tiny", "runs/more", "--reference", "mine.txt", key="--reference")
+def test_runs_that_do_not_compare_are_an_error(cli_error):
+    cli_error("compare", "runs/tiny", "runs/other", key="vocabulary")
+    cli_error("compare", "runs/tiny", "runs/none", key="runs/none")
+    cli_error("compare", "runs/tiny", "runs/more", "--reference", "mine.txt", key="--reference")
 
 
 def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
     folder = cli_translation_workspace.make_workspace(tmp_path)
-    drill = cli_workspace.typed(folder, monkeypatch, capfd)
-    found = compared(drill, "runs/tiny", "runs/tiny")
+    run_cli = cli_workspace.run_cli_in(folder, monkeypatch, capfd)
+    found = compared(run_cli, "runs/tiny", "runs/tiny")
     assert (found["kind"], found["difference"], found["gained"]) == ("bleu", 0.0, [])
     files = ("--text", "pairs/test.en", "--reference", "pairs/test.de")
-    assert compared(drill, "runs/tiny", "runs/tiny", *files)["a"] == found["a"]
-    code, _, err = drill("compare", "runs/tiny", "runs/tiny", *files[:2])
+    assert compared(run_cli, "runs/tiny", "runs/tiny", *files)["a"] == found["a"]
+    code, _, err = run_cli("compare", "runs/tiny", "runs/tiny", *files[:2])
     assert (code, "--reference" in err) == (1, True)
 
 
-def test_analyse_prints_bands_and_ranks(drill, place):
-    code, out, _ = drill("analyse", "runs/tiny", "runs/more", "--device", "cpu")
+def test_analyse_prints_bands_and_ranks(run_cli, workspace):
+    code, out, _ = run_cli("analyse", "runs/tiny", "runs/more", "--device", "cpu")
     assert code == 0
     assert all(word in out for word in ("by types", "calibration error", "g_out(E)"))
     width = load_run("runs/tiny", device="cpu").model.layer.hidden_size
     ranks = [line for line in out.splitlines() if line.endswith(f"| {width + 2} |")]
     assert len(ranks) == 2
-    code, out, _ = drill("analyse", "runs/tiny", "runs/more", "--json", "--device", "cpu")
+    code, out, _ = run_cli("analyse", "runs/tiny", "runs/more", "--json", "--device", "cpu")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["run"] for row in rows] == ["tiny", "more"]
     assert all(row["rank"]["relative"] <= width + 2 for row in rows)
@@ -100,5 +100,5 @@ def test_analyse_prints_bands_and_ranks(drill, place):
     assert rows[0]["nearest"][0]["output"]
 
 
-def test_analyse_takes_a_run_once(drill, place):
-    assert drill("analyse", "runs/tiny", "runs/tiny")[0] == 1
+def test_analyse_takes_a_run_once(run_cli, workspace):
+    assert run_cli("analyse", "runs/tiny", "runs/tiny")[0] == 1

@@ -5,7 +5,7 @@ import lzma
 
 import pytest
 
-from tests.cli_workspace import typed
+from tests.cli_workspace import run_cli_in
 
 PAIRS = {"train": 30, "valid": 4, "test": 3}
 
@@ -14,7 +14,7 @@ PAIRS = {"train": 30, "valid": 4, "test": 3}
 def data(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("DRILL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "none"))
-    command = typed(tmp_path, monkeypatch, capfd)
+    command = run_cli_in(tmp_path, monkeypatch, capfd)
     return lambda *words: command("data", *words)
 
 

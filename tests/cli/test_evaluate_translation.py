@@ -19,32 +19,34 @@ from tests.cli_translation_workspace import make_workspace, small
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("place"))
+def workspace(tmp_path_factory):
+    return make_workspace(tmp_path_factory.mktemp("workspace"))
 
 
-def test_evaluate_gives_bleu_and_keeps_it(drill, succeeds, here):
-    out = succeeds("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q")
+def test_evaluate_gives_bleu_and_keeps_it(run_cli, cli_output, in_workspace):
+    out = cli_output("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q")
     valid, test = map(json.loads, out.splitlines())
     assert (valid["split"], test["split"]) == ("valid", "test")
     tested = RunFolder("runs/tiny").test_row()
     assert test["bleu"] == pytest.approx(tested["test_bleu"])
     assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-5)
-    saved = (here / "runs/tiny/evaluations.jsonl").read_text().splitlines()
+    saved = (in_workspace / "runs/tiny/evaluations.jsonl").read_text().splitlines()
     assert json.loads(saved[-1]) == test
-    _, out, _ = drill("evaluate", "runs/tiny", "--split", "test", "--beam", "1", "--device", "cpu")
+    _, out, _ = run_cli(
+        "evaluate", "runs/tiny", "--split", "test", "--beam", "1", "--device", "cpu"
+    )
     assert out.startswith("test: BLEU")
 
 
-def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, succeeds, here):
+def test_evaluate_words_prints_and_saves_accuracy_by_frequency(run_cli, cli_output, in_workspace):
     words = ("evaluate", "runs/tiny", "--split", "valid", "--device", "cpu", "--bands", "-q")
-    out = succeeds(*words)
+    out = cli_output(*words)
     tables = re.findall(r"^training count +types +wanted +(\w+) F1", out, re.MULTILINE)
     assert tables == ["words", "subwords"]
-    _, out, _ = drill(*words, "--json")
+    _, out, _ = run_cli(*words, "--json")
     row = json.loads(out)
     run = load_translation("runs/tiny", device="cpu")
-    saved = (here / "runs/tiny/valid.de.hyp").read_text().splitlines()
+    saved = (in_workspace / "runs/tiny/valid.de.hyp").read_text().splitlines()
     (trained, pairs), (valid, _) = run.split("train"), run.split("valid")
     assert len(trained) == 60
     by_hand = word_bands(saved, valid.target, trained.target, "de")
@@ -56,7 +58,7 @@ def test_evaluate_words_prints_and_saves_accuracy_by_frequency(drill, succeeds, 
     assert sum(band["wanted"] for band in row["subword_bands"]) == wanted
 
 
-def test_a_split_is_scored_without_the_training_text(drill, succeeds, here, tmp_path):
+def test_a_split_is_scored_without_the_training_text(run_cli, cli_output, in_workspace, tmp_path):
     pairs, run = tmp_path / "pairs", str(tmp_path / "run")
     shutil.copytree("pairs", pairs)
     changes = (f"data.corpus={pairs}", "training.max_steps=2")
@@ -64,23 +66,23 @@ def test_a_split_is_scored_without_the_training_text(drill, succeeds, here, tmp_
     for language in ("en", "de"):
         (pairs / f"train.{language}").unlink()
     words = ("evaluate", run, "--split", "test", "--device", "cpu", "--json", "-q")
-    out = succeeds(*words)
+    out = cli_output(*words)
     assert json.loads(out)["bleu"] == pytest.approx(read_run(run).extra["bleu"])
-    code, _, err = drill(*words, "--bands")  # which counts words there
+    code, _, err = run_cli(*words, "--bands")  # which counts words there
     assert code == 1
     assert "train.en is missing" in err
 
 
-def test_evaluate_own_source_and_reference(drill, succeeds, here, tmp_path):
-    hypotheses = here / "runs/tiny/test.de.hyp"
+def test_evaluate_own_source_and_reference(run_cli, cli_output, in_workspace, tmp_path):
+    hypotheses = in_workspace / "runs/tiny/test.de.hyp"
     before = hypotheses.read_bytes()
     own = {"source": tmp_path / "test.en", "reference": tmp_path / "ours.de"}
     shutil.copy("pairs/valid.en", own["source"])
     shutil.copy("pairs/valid.de", own["reference"])
     files = [word for name, path in own.items() for word in (f"--{name}", str(path))]
     words = ("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q", "--bands")
-    out = succeeds(*words, *files)
-    row, wanted = json.loads(out), json.loads(drill(*words, "--split", "valid")[1])
+    out = cli_output(*words, *files)
+    row, wanted = json.loads(out), json.loads(run_cli(*words, "--split", "valid")[1])
     assert (row["split"], row["source"], row["reference"]) == ("files", *map(str, own.values()))
     for key in ("lines", "bleu", "chrf", "perplexity", "word_bands", "subword_bands"):
         assert row[key] == wanted[key]
@@ -98,14 +100,14 @@ def test_evaluate_own_source_and_reference(drill, succeeds, here, tmp_path):
         (["--source", "blank.de", "--reference", "one.en"], "blank.de: "),
     ],
 )
-def test_evaluate_needs_source_and_reference(fails, here, words, key):
-    (here / "one.en").write_text("abc\n")
-    (here / "blank.de").write_text(" \n")
-    fails("evaluate", "runs/tiny", *words, "--device", "cpu", key=key)
+def test_evaluate_needs_source_and_reference(cli_error, in_workspace, words, key):
+    (in_workspace / "one.en").write_text("abc\n")
+    (in_workspace / "blank.de").write_text(" \n")
+    cli_error("evaluate", "runs/tiny", *words, "--device", "cpu", key=key)
 
 
-def test_a_language_without_a_word_tokenizer_has_subwords_only(drill, here):
-    pairs = here / "french"
+def test_a_language_without_a_word_tokenizer_has_subwords_only(run_cli, in_workspace):
+    pairs = in_workspace / "french"
     shutil.copytree("pairs", pairs)
     for path in pairs.glob("*.de"):
         path.rename(path.with_suffix(".fr"))
@@ -117,20 +119,22 @@ def test_a_language_without_a_word_tokenizer_has_subwords_only(drill, here):
     assert len(said) == 1
 
 
-def test_a_report_shows_the_words_that_translators_get_right(fails, succeeds, tmp_path):
+def test_a_report_shows_the_words_that_translators_get_right(cli_error, cli_output, tmp_path):
     page = tmp_path / "page.html"
-    succeeds("report", "runs/tiny", "--bands", "--out", str(page), "--device", "cpu")
+    cli_output("report", "runs/tiny", "--bands", "--out", str(page), "--device", "cpu")
     assert "Subwords that translators get right" in page.read_text()
-    fails("report", "runs/tiny", "--samples", "1", "--out", str(page), key="--samples: runs/tiny")
+    cli_error(
+        "report", "runs/tiny", "--samples", "1", "--out", str(page), key="--samples: runs/tiny"
+    )
     shutil.copytree("runs/tiny", tmp_path / "run")
     (tmp_path / "run/test.de.hyp").unlink()
     words = ("report", str(tmp_path / "run"), "--bands", "--out", str(page))
-    fails(*words, key="test.de.hyp: is missing")
+    cli_error(*words, key="test.de.hyp: is missing")
 
 
-def test_an_exported_copy_has_the_search_of_the_run(succeeds, tmp_path):
+def test_an_exported_copy_has_the_search_of_the_run(cli_output, tmp_path):
     copy = tmp_path / "copy"
-    out = succeeds("export", "runs/tiny", str(copy), "--positions", "64")
+    out = cli_output("export", "runs/tiny", str(copy), "--positions", "64")
     assert f"wrote {copy}: a Pegasus" in out
     assert json.loads((copy / "config.json").read_text())["max_position_embeddings"] == 64
     config = json.loads((copy / "generation_config.json").read_text())
@@ -146,13 +150,13 @@ def test_an_exported_copy_has_the_search_of_the_run(succeeds, tmp_path):
         (["evaluate", "runs/tiny", "--split", "test", "--tokenize", "words"], "tokenize"),
     ],
 )
-def test_language_model_options_are_an_error_for_translators(fails, words, key):
-    fails(*words, key=key)
+def test_language_model_options_are_an_error_for_translators(cli_error, words, key):
+    cli_error(*words, key=key)
 
 
-def test_reports_and_ledgers_take_translators(drill, succeeds, here, tmp_path):
+def test_reports_and_ledgers_take_translators(run_cli, cli_output, in_workspace, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
-    out = succeeds("ledger", "add", "runs/tiny", "--ledger", str(ledger))
+    out = cli_output("ledger", "add", "runs/tiny", "--ledger", str(ledger))
     row = read_ledger(ledger)[0]
     run = read_run("runs/tiny")
     assert out.startswith(f"added tiny to {ledger}: valid perplexity {run.valid:.2f}, ")
@@ -166,7 +170,7 @@ def test_reports_and_ledgers_take_translators(drill, succeeds, here, tmp_path):
     assert row.extra["signatures"]["chrf_signature"] == tested["chrf_signature"]
     assert row.extra["bleu"] == pytest.approx(tested["test_bleu"])
     page = tmp_path / "page.html"
-    succeeds("report", "runs/tiny", "--ledger", str(ledger), "--out", str(page))
+    cli_output("report", "runs/tiny", "--ledger", str(ledger), "--out", str(page))
     assert "BLEU" in page.read_text()
-    _, out, _ = drill("report", "runs/tiny", "--markdown")
+    _, out, _ = run_cli("report", "runs/tiny", "--markdown")
     assert "bleu" in out.lower()

@@ -14,8 +14,8 @@ from drill.training.optim import OPTIMIZERS
 from drill.training.settings import recipe
 
 
-def test_recipes_lists_every_one(succeeds):
-    out = succeeds("recipes")
+def test_recipes_lists_every_one(cli_output):
+    out = cli_output("recipes")
     lines = out.splitlines()
     named = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     assert sorted(named) == recipe_names()
@@ -28,8 +28,8 @@ def test_no_two_recipes_have_one_name():
     assert sorted(names) == recipe_names()
 
 
-def test_recipes_as_json(drill):
-    _, out, _ = drill("recipes", "--json")
+def test_recipes_as_json(run_cli):
+    _, out, _ = run_cli("recipes", "--json")
     found = {each["name"]: each for each in json.loads(out)}
     assert [*found] == recipe_names()
     deep = found["ptb-drill-4"]
@@ -58,8 +58,8 @@ def test_recipes_state_what_is_listed(name):
 
 
 @pytest.mark.parametrize("name", ["ptb-mos-drill", "mt-demo", "tiny.toml", "runs/tiny"])
-def test_settings_lists_every_setting(drill, succeeds, name):
-    out = succeeds("settings", name, "--json", "--set", "training.epochs=7")
+def test_settings_lists_every_setting(run_cli, cli_output, name):
+    out = cli_output("settings", name, "--json", "--set", "training.epochs=7")
     rows = {row["key"]: row for row in json.loads(out)}
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
     tables = recipe(path, ["training.epochs=7"]).tables()
@@ -75,7 +75,7 @@ def test_settings_lists_every_setting(drill, succeeds, name):
     assert rows["training.epochs"]["value"] == 7
     assert all(row["type"] for row in rows.values())
     assert "reference" in rows["encoder.impl"]["type"]
-    code, out, _ = drill("settings", name)
+    code, out, _ = run_cli("settings", name)
     assert (code, len(out.splitlines())) == (0, len(rows) + 1)
 
 
@@ -109,6 +109,6 @@ def test_settings_shows_what_applies_to_the_schedule(schedule, shown):
     assert [key for key in keys if key in APPLIES] == [f"optimizer.{name}" for name in shown]
 
 
-def test_data_counts_a_corpus(succeeds):
-    out = succeeds("data", "text")
+def test_data_counts_a_corpus(cli_output):
+    out = cli_output("data", "text")
     assert out.startswith("text: 7 words; tokens train 1,800  valid 240  test 240\n")

@@ -3,42 +3,42 @@
 import shutil
 
 
-def test_report_writes_a_page_or_prints_markdown(drill, place):
-    code, out, _ = drill("report", "runs/tiny", "-o", "r.html", "--bands", "--samples", "2")
+def test_report_writes_a_page_or_prints_markdown(run_cli, workspace):
+    code, out, _ = run_cli("report", "runs/tiny", "-o", "r.html", "--bands", "--samples", "2")
     assert (code, out) == (0, "wrote r.html\n")
-    page = (place / "r.html").read_text()
-    assert drill("report", "runs/tiny", "-o", "r.html")[1] == "replaced r.html\n"
+    page = (workspace / "r.html").read_text()
+    assert run_cli("report", "runs/tiny", "-o", "r.html")[1] == "replaced r.html\n"
     assert page.count("Without &lt;eos&gt; and &lt;unk&gt;") == 1
     assert "Rare and frequent words" in page
     assert "Samples" in page
-    code, out, _ = drill("report", "runs/tiny", "--markdown")
+    code, out, _ = run_cli("report", "runs/tiny", "--markdown")
     assert (code, "| tiny | deep-residual 2 |" in out) == (0, True)
 
 
-def test_only_pages_of_drill_are_replaced(drill, fails, place):
-    shutil.copytree(place / "runs/tiny", place / "runs/second")
-    assert drill("report", "runs/tiny")[:2] == (0, "wrote report.html\n")
-    assert drill("report", "runs/tiny", "runs/second")[:2] == (0, "replaced report.html\n")
-    (place / "report.html").write_text("<p>mine</p>")
+def test_only_pages_of_drill_are_replaced(run_cli, cli_error, workspace):
+    shutil.copytree(workspace / "runs/tiny", workspace / "runs/second")
+    assert run_cli("report", "runs/tiny")[:2] == (0, "wrote report.html\n")
+    assert run_cli("report", "runs/tiny", "runs/second")[:2] == (0, "replaced report.html\n")
+    (workspace / "report.html").write_text("<p>mine</p>")
     for words in ([], ["-o", "report.html"]):
-        fails("report", "runs/tiny", *words, key="report.html: ")
-    assert (place / "report.html").read_text() == "<p>mine</p>"
-    (place / "report.html").unlink()
+        cli_error("report", "runs/tiny", *words, key="report.html: ")
+    assert (workspace / "report.html").read_text() == "<p>mine</p>"
+    (workspace / "report.html").unlink()
     for words in (["runs/nope"], ["--ledger", "nope"]):
-        fails("report", *words, key=f" {words[-1]}: ")
+        cli_error("report", *words, key=f" {words[-1]}: ")
 
 
-def test_the_ledger_is_next_to_the_run_by_default(drill, fails, place, monkeypatch):
-    results = place / "results/runs.jsonl"  # a clone of drill has one
+def test_the_ledger_is_next_to_the_run_by_default(run_cli, cli_error, workspace, monkeypatch):
+    results = workspace / "results/runs.jsonl"  # a clone of drill has one
     results.parent.mkdir()
     results.write_text("")
-    code, out, _ = drill("ledger", "add", "runs/tiny")
+    code, out, _ = run_cli("ledger", "add", "runs/tiny")
     assert (code, out.startswith("added tiny to runs/ledger.jsonl: valid perplexity ")) == (0, True)
     assert ", test perplexity " in out
     assert results.read_text() == ""
-    assert (place / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')
-    code, _, err = drill("report", "runs/tiny", "runs/ledger.jsonl", "--markdown")
+    assert (workspace / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')
+    code, _, err = run_cli("report", "runs/tiny", "runs/ledger.jsonl", "--markdown")
     assert (code, len(err.splitlines())) == (0, 1)
     assert err.startswith("runs/ledger.jsonl: ")
-    monkeypatch.chdir(place / "runs/tiny")
-    fails("ledger", "add", ".", key="../ledger.jsonl")
+    monkeypatch.chdir(workspace / "runs/tiny")
+    cli_error("ledger", "add", ".", key="../ledger.jsonl")

@@ -11,46 +11,46 @@ ON_A_CPU = ("--device", "cpu", "-q")
 
 
 @pytest.fixture
-def begun(place, tmp_path):
+def begun(workspace, tmp_path):
     """A copy of the run in a folder of its own."""
-    return Path(shutil.copytree(place / "runs" / "tiny", tmp_path / "begun"))
+    return Path(shutil.copytree(workspace / "runs" / "tiny", tmp_path / "begun"))
 
 
 def settings(folder):
     return tomllib.loads((folder / "recipe.toml").read_text())
 
 
-def test_a_recipe_of_a_run_keeps_the_name_that_stands_there(drill, place):
+def test_a_recipe_of_a_run_keeps_the_name_that_stands_there(run_cli, workspace):
     """Else the ledger could not say what was changed of which recipe."""
-    folder = place / "runs" / "named"
-    shutil.copytree(place / "runs" / "tiny", folder)
+    folder = workspace / "runs" / "named"
+    shutil.copytree(workspace / "runs" / "tiny", folder)
     text = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(text.replace('recipe = "tiny"', 'recipe = "demo-drill"'))
     own = ("train", "runs/named/recipe.toml", "--name", "named", "--device", "cpu")
-    code, _, err = drill(*own, "--set", "training.epochs=3")
+    code, _, err = run_cli(*own, "--set", "training.epochs=3")
     assert code == 0
     assert err.startswith("resuming demo-drill in runs/named: ")
     assert settings(folder)["recipe"] == "demo-drill"
-    assert drill("ledger", "add", "runs/named")[0] == 0
-    row = json.loads((place / "runs" / "ledger.jsonl").read_text())
+    assert run_cli("ledger", "add", "runs/named")[0] == 0
+    row = json.loads((workspace / "runs" / "ledger.jsonl").read_text())
     assert row["recipe"] == "demo-drill"
     assert "data.corpus: bible -> text" in row["changes"]
 
 
-def test_a_copy_of_a_runs_recipe_trains_in_a_folder_of_its_own_name(drill, place):
+def test_a_copy_of_a_runs_recipe_trains_in_a_folder_of_its_own_name(run_cli, workspace):
     """Not in that of the recipe it names, which may hold another run."""
-    shutil.copy(place / "runs/tiny/recipe.toml", place / "copy.toml")
-    (place / "upon.toml").write_text('base = "runs/tiny/recipe.toml"\n')
+    shutil.copy(workspace / "runs/tiny/recipe.toml", workspace / "copy.toml")
+    (workspace / "upon.toml").write_text('base = "runs/tiny/recipe.toml"\n')
     for file, name in (("copy.toml", "tiny"), ("upon.toml", "upon")):
-        assert drill("train", file, "--set", "training.epochs=1", *ON_A_CPU)[0] == 0
-        assert settings(place / "runs" / Path(file).stem)["recipe"] == name
+        assert run_cli("train", file, "--set", "training.epochs=1", *ON_A_CPU)[0] == 0
+        assert settings(workspace / "runs" / Path(file).stem)["recipe"] == name
 
 
-def test_train_resumes_a_run_folder(drill, begun):
+def test_train_resumes_a_run_folder(run_cli, begun):
     before = settings(begun)
-    code, out, err = drill("train", str(begun), "--device", "cpu")
+    code, out, err = run_cli("train", str(begun), "--device", "cpu")
     assert (code, err.split(" in ")[0]) == (0, "already trained: tiny")
-    code, out, err = drill("train", str(begun), "--device", "cpu", "--set", "training.epochs=3")
+    code, out, err = run_cli("train", str(begun), "--device", "cpu", "--set", "training.epochs=3")
     assert (code, err.split(" in ")[0]) == (0, "resuming tiny")
     assert "resumes in epoch 3, after step " in err
     assert out.startswith(f"{begun}: valid perplexity ")
@@ -59,13 +59,15 @@ def test_train_resumes_a_run_folder(drill, begun):
     assert settings(begun) == before
 
 
-def test_train_resumes_from_any_folder(drill, begun, place, monkeypatch, tmp_path):
+def test_train_resumes_from_any_folder(run_cli, begun, workspace, monkeypatch, tmp_path):
     """Its path to the text starts where it was trained, and then holds from wherever it went on."""
     monkeypatch.chdir(tmp_path)
-    assert drill("train", "begun", *ON_A_CPU, "--set", "training.epochs=3")[0] == 0
-    assert settings(begun)["data"]["corpus"] == str(place / "text")
+    assert run_cli("train", "begun", *ON_A_CPU, "--set", "training.epochs=3")[0] == 0
+    assert settings(begun)["data"]["corpus"] == str(workspace / "text")
     monkeypatch.chdir("begun")
-    assert "(best of 4 epochs: " in drill("train", ".", *ON_A_CPU, "--set", "training.epochs=4")[1]
+    assert (
+        "(best of 4 epochs: " in run_cli("train", ".", *ON_A_CPU, "--set", "training.epochs=4")[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,12 +80,12 @@ def test_train_resumes_from_any_folder(drill, begun, place, monkeypatch, tmp_pat
         (["runs/tiny", "--seed", "7", "--seed", "8"], "runs/tiny: "),
     ],
 )
-def test_train_rejects_other_settings_of_a_run_folder(fails, words, key):
-    fails("train", *words, *ON_A_CPU, key=key)
+def test_train_rejects_other_settings_of_a_run_folder(cli_error, words, key):
+    cli_error("train", *words, *ON_A_CPU, key=key)
 
 
-def test_a_recipe_comes_before_a_folder_of_its_name(fails, place):
+def test_a_recipe_comes_before_a_folder_of_its_name(cli_error, workspace):
     """As in the folder that holds the runs."""
-    (place / "demo-drill").mkdir()
-    fails("train", "demo-drill", "--set", "data.corpus=nowhere", *ON_A_CPU, key="nowhere")
-    fails("train", "./demo-drill", *ON_A_CPU, key="demo-drill: is a folder without a run")
+    (workspace / "demo-drill").mkdir()
+    cli_error("train", "demo-drill", "--set", "data.corpus=nowhere", *ON_A_CPU, key="nowhere")
+    cli_error("train", "./demo-drill", *ON_A_CPU, key="demo-drill: is a folder without a run")

@@ -23,39 +23,39 @@ def ctrl_c(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
 @pytest.mark.parametrize("task", COMMANDS)
-def test_ctrl_c_before_the_first_step_removes_the_folder(drill, monkeypatch, task, quiet):
+def test_ctrl_c_before_the_first_step_removes_the_folder(run_cli, monkeypatch, task, quiet):
     for name in ("build_optimizer", "record_start"):
         with monkeypatch.context() as patch:
             patch.setattr(RUNS[task], name, ctrl_c)
             words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)
-            code, out, err = drill(*words)
+            code, out, err = run_cli(*words)
         assert (code, out, err.splitlines()[-1]) == (130, "", NOTHING)
         assert not Path("fresh").exists()
 
 
-def test_ctrl_c_leaves_other_files(drill, place, monkeypatch):
+def test_ctrl_c_leaves_other_files(run_cli, workspace, monkeypatch):
     """A folder that was there is not emptied, nor one next to which another run has come."""
     monkeypatch.setattr(RUNS[LM], "record_start", ctrl_c)
-    (place / "mine" / "here").mkdir(parents=True)
-    (place / "mine" / "here" / "vocabulary.json").write_text("[]")
+    (workspace / "mine" / "here").mkdir(parents=True)
+    (workspace / "mine" / "here" / "vocabulary.json").write_text("[]")
     for name in ("here", "new"):
         words = ("--runs", "mine", "--name", name, "--device", "cpu")
-        assert drill(*COMMANDS[LM], *words)[0] == 130
-    assert [path.name for path in (place / "mine").iterdir()] == ["here"]
-    assert (place / "mine" / "here" / "vocabulary.json").exists()
+        assert run_cli(*COMMANDS[LM], *words)[0] == 130
+    assert [path.name for path in (workspace / "mine").iterdir()] == ["here"]
+    assert (workspace / "mine" / "here" / "vocabulary.json").exists()
 
 
-def test_ctrl_c_while_resuming_changes_nothing(drill, place, monkeypatch):
+def test_ctrl_c_while_resuming_changes_nothing(run_cli, workspace, monkeypatch):
     monkeypatch.setattr("drill.training.state.TrainingState.restore", ctrl_c)
-    before = contents(place / "runs/tiny")
-    code, _, err = drill(*COMMANDS[LM], "--device", "cpu")
+    before = contents(workspace / "runs/tiny")
+    code, _, err = run_cli(*COMMANDS[LM], "--device", "cpu")
     assert code == 130
     assert err.splitlines()[-1].startswith("stopped; runs/tiny ")
-    assert contents(place / "runs/tiny") == before
+    assert contents(workspace / "runs/tiny") == before
 
 
-def test_ctrl_c_in_the_demo(drill, monkeypatch):
+def test_ctrl_c_in_the_demo(run_cli, monkeypatch):
     monkeypatch.setattr(corpora, "check_corpus", lambda corpus: None)  # it may be missing
     monkeypatch.setattr(tasks, "train", ctrl_c)
-    code, _, err = drill("demo", "--runs", "fresh")
+    code, _, err = run_cli("demo", "--runs", "fresh")
     assert (code, err.splitlines()[-1]) == (130, NOTHING)

@@ -40,44 +40,44 @@ def test_damaged_decoding_info_is_an_error(tmp_path, content):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = make_workspace(tmp_path_factory.mktemp("place"))
+def workspace(tmp_path_factory):
+    folder = make_workspace(tmp_path_factory.mktemp("workspace"))
     shutil.copytree(folder / "runs/tiny", folder / "runs/other")
     return folder
 
 
-def test_the_final_test_saves_its_decoding_info(place):
-    made = read_decoding_info(RunFolder(place / "runs/tiny"), "test", "de")
-    row = RunFolder(place / "runs/tiny").test_row()
+def test_the_final_test_saves_its_decoding_info(workspace):
+    made = read_decoding_info(RunFolder(workspace / "runs/tiny"), "test", "de")
+    row = RunFolder(workspace / "runs/tiny").test_row()
     assert made == DecodingInfo(row["beam"], row["length_penalty"], row["weights"])
 
 
-def test_runs_of_different_searches_are_not_compared(fails, drill, place, tmp_path):
+def test_runs_of_different_searches_are_not_compared(cli_error, run_cli, workspace, tmp_path):
     bands = ("report", "runs/tiny", "runs/other", "--bands", "--device", "cpu", "--out")
     evaluate = ("evaluate", "runs/other", "--split", "test", "--device", "cpu", "-q")
     page = str(tmp_path / "page.html")
-    assert drill(*bands, page)[0] == 0
-    assert drill(*evaluate, "--beam", "1")[0] == 0
-    assert "`drill evaluate runs/other --split test --beam 2 --length-penalty 0.6`" in fails(
+    assert run_cli(*bands, page)[0] == 0
+    assert run_cli(*evaluate, "--beam", "1")[0] == 0
+    assert "`drill evaluate runs/other --split test --beam 2 --length-penalty 0.6`" in cli_error(
         *bands, page, key="--bands: "
     )
-    assert drill(*bands[:2], *bands[3:], page)[0] == 0  # alone, it is compared with none
-    assert drill(*evaluate, "--beam", "2", "--length-penalty", "0.6")[0] == 0
-    assert drill(*bands, page)[0] == 0
+    assert run_cli(*bands[:2], *bands[3:], page)[0] == 0  # alone, it is compared with none
+    assert run_cli(*evaluate, "--beam", "2", "--length-penalty", "0.6")[0] == 0
+    assert run_cli(*bands, page)[0] == 0
 
 
-def test_translations_that_may_not_compare_are_noted(drill, place, tmp_path):
+def test_translations_that_may_not_compare_are_noted(run_cli, workspace, tmp_path):
     bands = ("report", "runs/tiny", "runs/other", "--bands", "--device", "cpu")
     words = ("evaluate", "runs/other", "--split", "test", "--device", "cpu", "-q")
-    assert drill(*words, "--weights", "last")[0] == 0
-    code, _, err = drill(*bands, "--out", str(tmp_path / "page.html"))
-    tested = RunFolder(place / "runs/other").test_row()["weights"]
+    assert run_cli(*words, "--weights", "last")[0] == 0
+    code, _, err = run_cli(*bands, "--out", str(tmp_path / "page.html"))
+    tested = RunFolder(workspace / "runs/other").test_row()["weights"]
     assert code == 0, err
     assert f"the last weights, its test with the {tested} ones" in err
-    info = place / "runs/other/test.de.hyp.json"
+    info = workspace / "runs/other/test.de.hyp.json"
     assert json.loads(info.read_text())["weights"] == "last"
     info.unlink()
-    code, _, err = drill(*bands, "--out", str(tmp_path / "page.html"))
+    code, _, err = run_cli(*bands, "--out", str(tmp_path / "page.html"))
     assert code == 0, err
     assert "runs/other: the search that made its translations is unknown" in err
-    assert drill(*words)[0] == 0
+    assert run_cli(*words)[0] == 0

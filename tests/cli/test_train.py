@@ -25,9 +25,9 @@ def sets(*changes: str) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
-def test_a_summary_comes_before_training(drill):
+def test_a_summary_comes_before_training(run_cli):
     words = (*TINY, "--name", "said", *sets("training.epochs=5", "layer.dropout=0.1"))
-    code, out, err = drill(*words)
+    code, out, err = run_cli(*words)
     assert code == 0
     lines = err.splitlines()
     assert "deep-residual (depth 2, dropout 0.1)" in lines[0]  # size, and what is no default
@@ -36,61 +36,61 @@ def test_a_summary_comes_before_training(drill):
     assert lines[3].startswith("epoch 1/5  train ppl ")
     assert "valid ppl" in lines[3]
     assert err.count("(* best so far)") == 1
-    code, again, err = drill(*words)
+    code, again, err = run_cli(*words)
     assert (code, again) == (0, out)
     assert err.startswith("already trained: tiny in runs/said: ")
-    assert drill(*words, "-q") == (0, out, "")
+    assert run_cli(*words, "-q") == (0, out, "")
 
 
 @pytest.mark.parametrize(("lr", "noted"), [("100", True), ("5", False)])
-def test_a_model_no_better_than_a_guess_is_noted(drill, lr, noted):
+def test_a_model_no_better_than_a_guess_is_noted(run_cli, lr, noted):
     changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.max_grad_norm=none")
     for _ in range(2):  # trained, and asked again
-        code, out, err = drill(*TINY, "--name", f"guess{lr}", *changes)
+        code, out, err = run_cli(*TINY, "--name", f"guess{lr}", *changes)
         assert code == 0
         assert (float(out.split("test perplexity ")[1].split()[0].replace(",", "")) >= 7) is noted
         assert (" is not below 7, that of a guess among all words: " in err) is noted
 
 
-def test_unknown_words_are_counted_before_training(drill, place):
+def test_unknown_words_are_counted_before_training(run_cli, workspace):
     """Ten lines: the last is the test, the one before validation."""
     text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
-    (place / "rare.txt").write_text("\n".join(["odd " + text[0], *text[1:]]) + "\n")
+    (workspace / "rare.txt").write_text("\n".join(["odd " + text[0], *text[1:]]) + "\n")
     own = sets("data.corpus=rare.txt", "data.min_count=3")
     words = (*TINY, "--name", "rare", *own, *sets("training.batch_size=1"))
     words = (*words, *sets("training.valid_batch_size=1"))
-    (rare,) = (line for line in drill(*words)[2].splitlines() if "<unk>" in line)
+    (rare,) = (line for line in run_cli(*words)[2].splitlines() if "<unk>" in line)
     assert "1 word " in rare
     assert "2.0% of the training tokens, 20.0% of the test tokens" in rare
-    assert "<unk>" not in drill(*words)[2]  # it is trained already
-    assert rare in drill(*words, *sets("training.epochs=3"))[2].splitlines()
-    assert drill("data", "rare.txt", "--min-count", "3")[1].splitlines()[2] == rare
-    assert ": 0.0% of the training" in drill("data", "rare.txt")[1].splitlines()[2]
+    assert "<unk>" not in run_cli(*words)[2]  # it is trained already
+    assert rare in run_cli(*words, *sets("training.epochs=3"))[2].splitlines()
+    assert run_cli("data", "rare.txt", "--min-count", "3")[1].splitlines()[2] == rare
+    assert ": 0.0% of the training" in run_cli("data", "rare.txt")[1].splitlines()[2]
 
 
-def test_an_infinite_perplexity_is_printed(drill):
+def test_an_infinite_perplexity_is_printed(run_cli):
     wild = ("optimizer.lr=1e6", "optimizer.max_grad_norm=none", "training.epochs=1")
     changes = sets(*wild, "training.ar_weight=0", "training.tar_weight=0")
     for _ in range(2):  # trained, and read from what was written
-        code, out, err = drill(*TINY, "--name", "wild", "-q", *changes)
+        code, out, err = run_cli(*TINY, "--name", "wild", "-q", *changes)
         assert (code, err) == (0, "")
         assert out.startswith("runs/wild: valid perplexity inf  test perplexity inf ")
 
 
-def test_max_minutes_ends_a_run(drill, place):
+def test_max_minutes_ends_a_run(run_cli, workspace):
     brief = (*TINY, "--name", "brief", "--set")
     for _ in range(2):  # trained, and asked again
-        code, out, err = drill(*brief, "training.max_minutes=1e-6")
+        code, out, err = run_cli(*brief, "training.max_minutes=1e-6")
         assert code == 0
         assert "(best of 1 epoch: 1; " in out
         assert "training.max_minutes" in err.splitlines()[-1]
-    _, out, err = drill(*brief, "training.max_minutes=1e-6", "-q")
+    _, out, err = run_cli(*brief, "training.max_minutes=1e-6", "-q")
     assert (err, out.endswith(", ended by training.max_minutes)\n")) == ("", True)
-    assert "max_minutes = 1e-06" in (place / "runs/brief/recipe.toml").read_text()
+    assert "max_minutes = 1e-06" in (workspace / "runs/brief/recipe.toml").read_text()
     for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
-        assert drill(*words)[0] == 0
+        assert run_cli(*words)[0] == 0
     for limit in ("none", "60"):  # of an hour that its epochs did not need
-        code, out, err = drill(*brief, f"training.max_minutes={limit}")
+        code, out, err = run_cli(*brief, f"training.max_minutes={limit}")
         assert "(best of 2 epochs: 2; " in out
         assert "ended by" not in err
 
@@ -102,27 +102,27 @@ def test_max_minutes_ends_a_run(drill, place):
         (["tiny.toml", "--seed", "1", "--seed", "2", "--seed", "1"], "twice/tiny-seed-1"),
     ],
 )
-def test_two_runs_in_one_folder_are_an_error(fails, place, words, folder):
-    fails("train", *words, "--runs", "twice", *CPU, key=f"{folder}: ")
-    assert not (place / "twice").exists()
+def test_two_runs_in_one_folder_are_an_error(cli_error, workspace, words, folder):
+    cli_error("train", *words, "--runs", "twice", *CPU, key=f"{folder}: ")
+    assert not (workspace / "twice").exists()
 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "../out", "a/../../out", "/tmp/out"])
 @pytest.mark.parametrize("command", [("train", "tiny.toml"), ("finetune", "runs/tiny")])
-def test_a_name_stays_inside_the_folder_of_runs(fails, place, command, name):
-    before = set(place.rglob("*"))
-    fails(*command, "--name", name, key="--name")
-    assert set(place.rglob("*")) == before
+def test_a_name_stays_inside_the_folder_of_runs(cli_error, workspace, command, name):
+    before = set(workspace.rglob("*"))
+    cli_error(*command, "--name", name, key="--name")
+    assert set(workspace.rglob("*")) == before
 
 
-def test_one_run_that_fails_does_not_stop_the_others(drill, place):
+def test_one_run_that_fails_does_not_stop_the_others(run_cli, workspace):
     """All are checked before the first is trained."""
-    (place / "lost.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
+    (workspace / "lost.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
     wrong = RECIPE.replace("lr = 5.0", 'name = "adamw"\nbeta1 = 1.5')
-    (place / "wrong.toml").write_text(wrong)
-    (place / "pairs.toml").write_text('task = "translation"\n[data]\ncorpus = "nowhere"\n')
+    (workspace / "wrong.toml").write_text(wrong)
+    (workspace / "pairs.toml").write_text('task = "translation"\n[data]\ncorpus = "nowhere"\n')
     names = ("lost.toml", "tiny.toml", "wrong.toml", "pairs.toml")
-    code, out, err = drill("train", *names, *sets("training.epochs=1"), "--runs", "some", *CPU)
+    code, out, err = run_cli("train", *names, *sets("training.epochs=1"), "--runs", "some", *CPU)
     assert code == 1
     assert out.startswith("some/tiny: valid")
     lines = err.splitlines()
@@ -130,54 +130,54 @@ def test_one_run_that_fails_does_not_stop_the_others(drill, place):
     assert lines[1].startswith("drill: optimizer.beta1: ")
     assert lines[2].startswith("drill: data.corpus: 'nowhere'")
     assert lines[-1] == "drill: 3 of 4 runs failed: some/lost, some/wrong, some/pairs"
-    assert not (place / "some" / "lost").exists()
+    assert not (workspace / "some" / "lost").exists()
 
 
-def test_folders_of_other_runs_and_missing_starts_are_checked_first(drill, place):
+def test_folders_of_other_runs_and_missing_starts_are_checked_first(run_cli, workspace):
     """But for a start that an earlier run of the same command makes."""
-    (place / "from.toml").write_text('init_from = "two/tiny"\n' + RECIPE)
-    (place / "lost.toml").write_text('init_from = "two/none"\n' + RECIPE)
-    (place / "two" / "taken").mkdir(parents=True)
-    (place / "two" / "taken" / "letter.txt").write_text("dear\n")
-    (place / "taken.toml").write_text(RECIPE)
+    (workspace / "from.toml").write_text('init_from = "two/tiny"\n' + RECIPE)
+    (workspace / "lost.toml").write_text('init_from = "two/none"\n' + RECIPE)
+    (workspace / "two" / "taken").mkdir(parents=True)
+    (workspace / "two" / "taken" / "letter.txt").write_text("dear\n")
+    (workspace / "taken.toml").write_text(RECIPE)
     few = (*sets("training.epochs=1"), "--runs", "two", *CPU)
     names = ("tiny.toml", "from.toml", "lost.toml", "taken.toml")
-    code, out, err = drill("train", *names, *few)
+    code, out, err = run_cli("train", *names, *few)
     assert code == 1
     assert [line.split(":")[0] for line in out.splitlines()] == ["two/tiny", "two/from"]
     lines = err.splitlines()
     assert lines[0].startswith("drill: two/none: ")
     assert lines[1].startswith("drill: two/taken: ")
     assert lines[-1] == "drill: 2 of 4 runs failed: two/lost, two/taken"
-    code, out, err = drill("train", "taken.toml", "tiny.toml", *few, "-q", *sets("layer.depth=1"))
+    code, out, err = run_cli("train", "taken.toml", "tiny.toml", *few, "-q", *sets("layer.depth=1"))
     assert (code, out) == (1, "")
     assert "drill: two/tiny: " in err
 
 
-def test_several_processes_stay_in_step(fails, place, monkeypatch):
+def test_several_processes_stay_in_step(cli_error, workspace, monkeypatch):
     """One alone must not leave out a run that the others begin."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr("drill.tasks.check_recipe", lambda *given: pytest.fail("checked"))
-    monkeypatch.setattr("drill.tasks.init_distributed", lambda place: nullcontext(World()))
-    (place / "gone.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
-    fails("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU, key="data.corpus: ")
+    monkeypatch.setattr("drill.tasks.init_distributed", lambda device: nullcontext(World()))
+    (workspace / "gone.toml").write_text(RECIPE.replace('corpus = "text"', 'corpus = "lost"'))
+    cli_error("train", "gone.toml", "tiny.toml", "--runs", "ranks", *CPU, key="data.corpus: ")
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_the_log_of_training_is_shown(drill, monkeypatch, quiet):
+def test_the_log_of_training_is_shown(run_cli, monkeypatch, quiet):
     def speaking(*arguments, **options):
         logging.getLogger(TRAINING_LOG).info("training on cuda: LSTM persistent")
         raise RunFolderError("no more")
 
     monkeypatch.setattr("drill.tasks.train", speaking)
-    _, out, err = drill(*TINY, *(["-q"] if quiet else []))
+    _, out, err = run_cli(*TINY, *(["-q"] if quiet else []))
     assert out == ""
     assert ("training on cuda: LSTM persistent\n" in err) is not quiet
     assert not logging.getLogger(TRAINING_LOG).handlers
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_ctrl_c_keeps_the_next_recipe_from_starting(drill, monkeypatch, finished):
+def test_ctrl_c_keeps_the_next_recipe_from_starting(run_cli, monkeypatch, finished):
     """Also when the run had just finished."""
     begun = []
 
@@ -187,34 +187,36 @@ def test_ctrl_c_keeps_the_next_recipe_from_starting(drill, monkeypatch, finished
         return Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True)
 
     monkeypatch.setattr("drill.tasks.train", interrupted)
-    code, out, _ = drill(*TINY, "--seed", "1", "--seed", "2", "-q")
+    code, out, _ = run_cli(*TINY, "--seed", "1", "--seed", "2", "-q")
     assert (code, begun) == (130, ["tiny-seed-1"])
     assert ("runs/tiny-seed-1: valid perplexity 7.39  test perplexity 7.39" in out) is finished
 
 
-def test_several_seeds_and_recipes(drill, succeeds, fails, place):
+def test_several_seeds_and_recipes(run_cli, cli_output, cli_error, workspace):
     few = ("-q", *sets("training.epochs=1"), *CPU)
-    code, out, _ = drill("train", "tiny.toml", "--seed", "1", "--seed", "2", "--runs", "many", *few)
+    code, out, _ = run_cli(
+        "train", "tiny.toml", "--seed", "1", "--seed", "2", "--runs", "many", *few
+    )
     assert (code, out.count("valid")) == (0, 2)
-    assert {path.name for path in (place / "many").iterdir()} == {"tiny-seed-1", "tiny-seed-2"}
-    (place / "other.toml").write_text(RECIPE.replace("depth = 2", "depth = 1"))
-    out = succeeds("train", "tiny.toml", "other.toml", "--runs", "pair", *few)
+    assert {path.name for path in (workspace / "many").iterdir()} == {"tiny-seed-1", "tiny-seed-2"}
+    (workspace / "other.toml").write_text(RECIPE.replace("depth = 2", "depth = 1"))
+    out = cli_output("train", "tiny.toml", "other.toml", "--runs", "pair", *few)
     assert [line.split(":")[0] for line in out.splitlines()] == ["pair/tiny", "pair/other"]
-    assert 'recipe = "other"' in (place / "pair/other/recipe.toml").read_text()
-    fails("train", "tiny.toml", "ptb-tied", "--name", "x", key="--name x")
+    assert 'recipe = "other"' in (workspace / "pair/other/recipe.toml").read_text()
+    cli_error("train", "tiny.toml", "ptb-tied", "--name", "x", key="--name x")
 
 
-def test_finetuning_starts_from_the_best_weights(drill, succeeds, place, monkeypatch):
+def test_finetuning_starts_from_the_best_weights(run_cli, cli_output, workspace, monkeypatch):
     few = (*sets("training.epochs=1", "optimizer.lr=0.001"), *CPU)
-    code, out, _ = drill("finetune", "runs/tiny", *few)
+    code, out, _ = run_cli("finetune", "runs/tiny", *few)
     assert (code, "runs/tiny-finetune: valid" in out) == (0, True)
-    rows = (place / "runs/tiny-finetune/metrics.jsonl").read_text().splitlines()
+    rows = (workspace / "runs/tiny-finetune/metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["epoch"] for row in rows[:2]] == [0, 1]
-    monkeypatch.chdir(place / "runs" / "tiny")  # the run is the current folder
-    succeeds("finetune", ".", *few, "--name", "from-within")
-    assert (place / "runs" / "from-within" / "best.safetensors").exists()
-    code, out, _ = drill("finetune", ".", *few)
-    assert (code, f"{place / 'runs' / 'tiny-finetune'}: valid" in out) == (0, True)
+    monkeypatch.chdir(workspace / "runs" / "tiny")  # the run is the current folder
+    cli_output("finetune", ".", *few, "--name", "from-within")
+    assert (workspace / "runs" / "from-within" / "best.safetensors").exists()
+    code, out, _ = run_cli("finetune", ".", *few)
+    assert (code, f"{workspace / 'runs' / 'tiny-finetune'}: valid" in out) == (0, True)
     assert not list(Path().glob("*-finetune"))
 
 
@@ -222,22 +224,22 @@ def test_finetuning_starts_from_the_best_weights(drill, succeeds, place, monkeyp
     ("table", "value"), [("encoder", "persistent"), ("encoder", "graph"), ("layer", "triton")]
 )
 def test_a_run_trained_by_some_kernels_is_used_by_others(
-    drill, succeeds, fails, place, monkeypatch, table, value
+    run_cli, cli_output, cli_error, workspace, monkeypatch, table, value
 ):
     """As on a machine without a GPU, or with another one."""
     monkeypatch.setattr("drill.kernels.lstm.lstm._unavailable", lambda *given: "there is no GPU")
     missing = "drill.kernels.label_encoder.encode_labels.triton_missing"
     monkeypatch.setattr(missing, lambda *given: "no GPU")
-    run = place / "runs" / f"by-{value}"
-    shutil.copytree(place / "runs" / "tiny", run)
+    run = workspace / "runs" / f"by-{value}"
+    shutil.copytree(workspace / "runs" / "tiny", run)
     head, section, rest = run.joinpath("recipe.toml").read_text().partition(f"[{table}]\n")
     assert 'impl = "auto"' in rest
     changed = rest.replace('impl = "auto"', f'impl = "{value}"', 1)
     run.joinpath("recipe.toml").write_text(head + section + changed)
-    assert drill("generate", f"runs/by-{value}", "--max-new-tokens", "3", *CPU)[0] == 0
-    assert load_run(run, device="cpu").settings != load_run(place / "runs" / "tiny").settings
+    assert run_cli("generate", f"runs/by-{value}", "--max-new-tokens", "3", *CPU)[0] == 0
+    assert load_run(run, device="cpu").settings != load_run(workspace / "runs" / "tiny").settings
     more = ("train", f"runs/by-{value}", *sets("training.epochs=3"), *CPU)
     key = f"{table}.impl=auto"
-    fails(*more, key=f"--set {key}")
-    out = succeeds(*more, "--set", key)
+    cli_error(*more, key=f"--set {key}")
+    out = cli_output(*more, "--set", key)
     assert "best of 3 epochs" in out

@@ -18,22 +18,22 @@ from tests.cli_translation_workspace import make_workspace, set_by_command
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("place"))
+def workspace(tmp_path_factory):
+    return make_workspace(tmp_path_factory.mktemp("workspace"))
 
 
-def test_train_prints_bleu_and_resumes(drill):
+def test_train_prints_bleu_and_resumes(run_cli):
     changes = set_by_command()
-    code, out, err = drill("train", "mt-demo", *changes, "--name", "tiny", "--device", "cpu")
+    code, out, err = run_cli("train", "mt-demo", *changes, "--name", "tiny", "--device", "cpu")
     assert code == 0
     assert "runs/tiny: valid perplexity " in out
     assert "  test BLEU " in out
     assert "already trained: mt-demo" in err
 
 
-def test_translate_keeps_the_number_and_the_order_of_lines(succeeds):
+def test_translate_keeps_the_number_and_the_order_of_lines(cli_output):
     lines = ["abc", "", "ed", " ", "世界", "a\r"]
-    out = succeeds("translate", "runs/tiny", "--device", "cpu", stdin="\n".join(lines))
+    out = cli_output("translate", "runs/tiny", "--device", "cpu", stdin="\n".join(lines))
     found = out.split("\n")
     assert len(found) == len(lines) + 1
     assert (found[1], found[3], found[-1]) == ("", "", "")
@@ -43,19 +43,21 @@ def test_translate_keeps_the_number_and_the_order_of_lines(succeeds):
     assert found[:-1] == [each[0].text for each in expected]
 
 
-def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(fails, drill, tmp_path):
+def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(
+    cli_error, run_cli, tmp_path
+):
     words = ("translate", "runs/tiny", "--device", "cpu")
     raw = b"\xef\xbb\xbfabc\nde\n"
-    plain = drill(*words, stdin="abc\nde\n")
-    assert drill(*words, stdin=raw) == plain
+    plain = run_cli(*words, stdin="abc\nde\n")
+    assert run_cli(*words, stdin=raw) == plain
     for name, packed in (("in.gz", gzip.compress(raw, mtime=0)), ("in.xz", lzma.compress(raw))):
         (tmp_path / name).write_bytes(packed)
-        assert drill(*words, str(tmp_path / name)) == plain
+        assert run_cli(*words, str(tmp_path / name)) == plain
         (tmp_path / name).write_bytes(packed[:-9])
-        fails(*words, str(tmp_path / name), key=f"{name}: cannot be read")
+        cli_error(*words, str(tmp_path / name), key=f"{name}: cannot be read")
 
 
-def test_translate_writes_utf8_whatever_the_terminal_says(here, monkeypatch):
+def test_translate_writes_utf8_whatever_the_terminal_says(in_workspace, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
@@ -67,7 +69,7 @@ def test_translate_writes_utf8_whatever_the_terminal_says(here, monkeypatch):
     assert written.getvalue().decode("utf-8") == "Ä\n"
 
 
-def test_what_has_come_is_translated_before_more_is_awaited(here, monkeypatch, capfd):
+def test_what_has_come_is_translated_before_more_is_awaited(in_workspace, monkeypatch, capfd):
     seen: list[str] = []
 
     class Slow:
@@ -87,14 +89,14 @@ def test_what_has_come_is_translated_before_more_is_awaited(here, monkeypatch, c
     assert [out.count("\n") for out in seen] == [0, 1, 1, 0, 1]
 
 
-def test_n_best_lists_scores_by_line(drill):
+def test_n_best_lists_scores_by_line(run_cli):
     words = ("translate", "runs/tiny", "--n-best", "2", "--device", "cpu")
-    _, out, _ = drill(*words, stdin="abc\n\nde\n")
+    _, out, _ = run_cli(*words, stdin="abc\n\nde\n")
     rows = [line.split("\t") for line in out.splitlines()]
     assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
     assert float(rows[0][1]) >= float(rows[1][1])
     assert rows[2] == ["2", "0.0000", ""]
-    _, out, _ = drill(*words, "--json", stdin="abc\n\nde\n")
+    _, out, _ = run_cli(*words, "--json", stdin="abc\n\nde\n")
     found = [json.loads(line) for line in out.splitlines()]
     assert [each["line"] for each in found] == [1, 2, 3]
     assert [len(each["translations"]) for each in found] == [2, 1, 2]
@@ -102,12 +104,12 @@ def test_n_best_lists_scores_by_line(drill):
     assert texts == [row[2] for row in rows]
 
 
-def test_greedy_and_samples(drill):
+def test_greedy_and_samples(run_cli):
     words = ("translate", "runs/tiny", "--device", "cpu")
-    _, greedy, _ = drill(*words, "--greedy", stdin="abc\n")
-    assert greedy == drill(*words, "--beam", "1", stdin="abc\n")[1]
+    _, greedy, _ = run_cli(*words, "--greedy", stdin="abc\n")
+    assert greedy == run_cli(*words, "--beam", "1", stdin="abc\n")[1]
     sampled = ("--sample", "--seed", "3", "--n-best", "2", "--top-k", "9")
-    assert drill(*words, *sampled, stdin="abc\n") == drill(*words, *sampled, stdin="abc\n")
+    assert run_cli(*words, *sampled, stdin="abc\n") == run_cli(*words, *sampled, stdin="abc\n")
 
 
 @pytest.mark.parametrize(
@@ -125,23 +127,23 @@ def test_greedy_and_samples(drill):
         ([], b"abc\n\xff\n", "standard input: line 2 "),
     ],
 )
-def test_errors_are_one_line(fails, words, stdin, key):
-    fails("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin, key=key)
+def test_errors_are_one_line(cli_error, words, stdin, key):
+    cli_error("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin, key=key)
 
 
-def test_a_line_with_nul_is_translated_as_any(drill):
-    code, out, err = drill("translate", "runs/tiny", "--device", "cpu", stdin=b"abc\na\0b\nabc\n")
+def test_a_line_with_nul_is_translated_as_any(run_cli):
+    code, out, err = run_cli("translate", "runs/tiny", "--device", "cpu", stdin=b"abc\na\0b\nabc\n")
     assert (code, len(out.splitlines()), err) == (0, 3, "")
 
 
-def test_lines_before_one_that_cannot_be_read_are_translated(drill):
+def test_lines_before_one_that_cannot_be_read_are_translated(run_cli):
     words = ("translate", "runs/tiny", "--device", "cpu")
-    code, out, err = drill(*words, stdin=b"abc\nde\n\xff\nabc\n")
+    code, out, err = run_cli(*words, stdin=b"abc\nde\n\xff\nabc\n")
     assert (code, "line 3 is not UTF-8" in err) == (1, True)
-    assert out == drill(*words, stdin="abc\nde\n")[1]
+    assert out == run_cli(*words, stdin="abc\nde\n")[1]
 
 
-def test_out_of_memory_in_a_search_names_batch_tokens(fails, monkeypatch, caplog):
+def test_out_of_memory_in_a_search_names_batch_tokens(cli_error, monkeypatch, caplog):
     """Not of training.max_tokens, which no search reads."""
 
     def searched(model, sources, decoding, **options):
@@ -150,7 +152,9 @@ def test_out_of_memory_in_a_search_names_batch_tokens(fails, monkeypatch, caplog
     monkeypatch.setattr(translate_module, "beam_search", searched)
     for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
         limits = ("--device", "cpu", "--batch-tokens", "2")
-        err = fails(*words, *limits, stdin="abc\n", key="runs/tiny: the GPU's memory is too small")
+        err = cli_error(
+            *words, *limits, stdin="abc\n", key="runs/tiny: the GPU's memory is too small"
+        )
         assert "take a smaller --batch-tokens or --beam" in err
         assert "max_tokens" not in err
     assert "continuing with batches of 1 subwords" in caplog.text

@@ -78,7 +78,9 @@ def test_writers_at_the_same_time_agree(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
-def test_a_folder_that_cannot_be_written_costs_time_and_one_warning(tmp_path, caplog, unwarned):
+def test_a_folder_that_cannot_be_written_costs_time_and_one_warning(
+    tmp_path, caplog, forget_warnings
+):
     (tmp_path / "file").write_text("")
     source = Source()
     for key in ("one", "two"):
@@ -96,7 +98,7 @@ def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / ".cache" / "drill"
 
 
-def test_a_user_without_a_home_has_no_cache_and_one_warning(homeless, caplog):
+def test_a_user_without_a_home_has_no_cache_and_one_warning(no_home, caplog):
     assert cache_folder() is cache_folder() is None
     (warning,) = caplog.messages
     assert "this user has no home" in warning

@@ -5,7 +5,7 @@ from drill.kernels.runtime.dispatch import INTERPRETED
 
 
 @pytest.fixture
-def multiply(monkeypatch):
+def choose_products(monkeypatch):
     """Sets who multiplies in the fused label encoder."""
 
     def choose(products: str) -> None:

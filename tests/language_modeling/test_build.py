@@ -29,7 +29,7 @@ from tests.tiny_runs import all_of, rows, unlike, weights
 from tests.tiny_tasks import stop
 from tests.tiny_texts import small, write_texts
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def own_texts(tmp_path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(texts) -> Path:
+def trained(text_folder) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRILL_COMMIT", "0123abc")
-        train(small(texts), texts.parent / "run", device="cpu", quiet=True)
-    return texts.parent / "run"
+        train(small(text_folder), text_folder.parent / "run", device="cpu", quiet=True)
+    return text_folder.parent / "run"
 
 
 @pytest.fixture
@@ -56,29 +56,29 @@ def run(trained, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_only_the_main_process_calls_on_start(tmp_path, texts, monkeypatch, first):
+def test_only_the_main_process_calls_on_start(tmp_path, text_folder, monkeypatch, first):
     monkeypatch.setattr(
         "drill.tasks.init_distributed", lambda device: nullcontext(World(rank=1 - first))
     )
     monkeypatch.setattr("drill.tasks.fit", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0))
     said: list[str] = []
-    train(small(texts), tmp_path / "run", device="cpu", on_start=said.append)
+    train(small(text_folder), tmp_path / "run", device="cpu", on_start=said.append)
     assert len(said) == 2 * first
 
 
-def test_train_logs_to_stderr_unless_quiet(tmp_path, texts, capsys):
-    train(small(texts), tmp_path / "run", device="cpu")
+def test_train_logs_to_stderr_unless_quiet(tmp_path, text_folder, capsys):
+    train(small(text_folder), tmp_path / "run", device="cpu")
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert (out, lines[0].split()[0], lines[1].split()[0]) == ("", "training", "cpu")
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
-    train(small(texts, "training.epochs=3"), tmp_path / "run", device="cpu", quiet=True)
+    train(small(text_folder, "training.epochs=3"), tmp_path / "run", device="cpu", quiet=True)
     assert capsys.readouterr() == ("", "")
 
 
-def test_run_comes_back_as_it_was(texts, run):
+def test_run_comes_back_as_it_was(text_folder, run):
     found = load_run(run, device="cpu")
-    assert found.settings == small(texts)
+    assert found.settings == small(text_folder)
     assert found.model.layer.label_weight is found.model.encoder.embedding.weight
     assert {entry.name for entry in run.iterdir()} - {"tensorboard"} == {
         ".lock", "best.safetensors", "environment.json", "last", "metrics.jsonl", "recipe.toml",
@@ -101,10 +101,10 @@ SGD = ["optimizer.lr=2", "optimizer.max_grad_norm=1"]  # for 40 steps
         ),
     ],
 )
-def test_further_encoders_train_and_resume(tmp_path, texts, name, changes):
+def test_further_encoders_train_and_resume(tmp_path, text_folder, name, changes):
     dropout = [f"encoder.dropout_{site}=0.05" for site in ("input", "output", "state")]
     changes = [*changes, *dropout, "training.compile=false", "training.epochs=3"]
-    settings = small(texts, *changes, name=name)
+    settings = small(text_folder, *changes, name=name)
     assert train(settings, tmp_path / "whole", device="cpu", quiet=True).finished
     losses = [row["train_loss"] for row in rows(tmp_path / "whole") if row["kind"] == "epoch"]
     assert losses[-1] < losses[0] - 0.05
@@ -132,37 +132,37 @@ def test_environment_of_a_run(run):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
-def test_more_epochs_warn_if_they_change_the_schedule(tmp_path, texts, caplog, schedule):
+def test_more_epochs_warn_if_they_change_the_schedule(tmp_path, text_folder, caplog, schedule):
     changes = ["optimizer.name=adamw", f"optimizer.schedule={schedule}", "training.epochs=1"]
 
     def messages() -> list[str]:  # but for those on how little was learnt
         return [each.getMessage() for each in caplog.records if each.name != TRAINING_LOG]
 
     for _ in range(2):
-        train(small(texts, *changes), tmp_path / "run", device="cpu")
+        train(small(text_folder, *changes), tmp_path / "run", device="cpu")
     assert messages() == []
-    train(small(texts, *changes, "training.epochs=2"), tmp_path / "run", device="cpu")
+    train(small(text_folder, *changes, "training.epochs=2"), tmp_path / "run", device="cpu")
     assert len(messages()) == (schedule != "constant")
     for message in messages():
         assert "training.epochs 1 -> 2" in message
 
 
-def test_seed_determines_the_run(tmp_path, texts, run):
+def test_seed_determines_the_run(tmp_path, text_folder, run):
     torch.rand(7)
-    train(small(texts), tmp_path / "same", device="cpu")
-    train(small(texts, "training.seed=4"), tmp_path / "other", device="cpu")
+    train(small(text_folder), tmp_path / "same", device="cpu")
+    train(small(text_folder, "training.seed=4"), tmp_path / "other", device="cpu")
     assert unlike(all_of(tmp_path / "same"), all_of(run)) == []
     assert rows(tmp_path / "other") != rows(run)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_every_layer_trains_and_loads(tmp_path, texts, layer):
+def test_every_layer_trains_and_loads(tmp_path, text_folder, layer):
     own = {"adaptive": ["layer.cutoffs=[5, 20]"], "sampled": ["layer.samples=8"],
            "mixture": ["layer.experts=2", "encoder.output_size=6", "training.adversarial=0.01"],
            "mixtape": ["layer.gates=9", "encoder.output_size=6"],
            "doc": ["layer.experts=[1, 2]", "encoder.output_layers=2", "training.micro_batch=2"],
            "plif": ["layer.pieces=20", "layer.inner.name=deep-residual"]}  # fmt: skip
-    settings = small(texts, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
+    settings = small(text_folder, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
     outcome = train(settings, tmp_path / "run", device="cpu")
     run = load_run(tmp_path / "run", device="cpu")
     assert type(run.model.layer) is LAYERS[layer]
@@ -176,8 +176,8 @@ def assert_weights(run: LanguageModelRun, which: str) -> None:
         assert torch.equal(p, saved[f"{prefix}{name}"])
 
 
-def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, texts):
-    stop(small(texts), tmp_path / "run", 3)
+def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, text_folder):
+    stop(small(text_folder), tmp_path / "run", 3)
     assert_weights(load_run(tmp_path / "run", device="cpu"), "last")
     with pytest.raises(CheckpointError, match="best"):
         load_run(tmp_path / "run", "best", device="cpu")
@@ -245,10 +245,10 @@ def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, rank, index):
 # -- finetuning -----------------------------------------------------------------------------------
 
 
-def test_settings_of_finetuning(tmp_path, texts):
+def test_settings_of_finetuning(tmp_path, text_folder):
     changes = ["training.bptt=10", "optimizer.lr=7", "optimizer.max_grad_norm=0.5"]
     changes += ["optimizer.map_lr_scale=0.5", "optimizer.map_warmup=0.1"]
-    settings = small(texts, *changes, "training.max_minutes=60", "training.epochs=1")
+    settings = small(text_folder, *changes, "training.max_minutes=60", "training.epochs=1")
     train(settings, tmp_path / "run", device="cpu")
     found = finetune_settings(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
@@ -292,7 +292,7 @@ def test_finetuning_needs_weights_and_the_same_words(tmp_path, own_texts, run):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_run_of_adamw_is_not_finetuned(tmp_path, texts, name):
+def test_run_of_adamw_is_not_finetuned(tmp_path, text_folder, name):
     settings = resolve_settings({"optimizer": {"name": name}})
     (tmp_path / "recipe.toml").write_text(settings.to_toml())
     with pytest.raises(SettingsError, match=name):
@@ -303,17 +303,17 @@ def test_run_of_adamw_is_not_finetuned(tmp_path, texts, name):
     ("change", "key"),
     [("encoder.output_layers=2", r"encoder\.output_"), ("optimizer.map_warmup=0.1", r"\.map_")],
 )
-def test_settings_that_the_layer_cannot_use_are_named(texts, change, key):
+def test_settings_that_the_layer_cannot_use_are_named(text_folder, change, key):
     with pytest.raises(SettingsError, match=key):
-        dry_run(recipe("ptb-tied", [f"data.corpus={texts}", change]))
+        dry_run(recipe("ptb-tied", [f"data.corpus={text_folder}", change]))
 
 
-def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, texts, run, monkeypatch):
+def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, text_folder, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = finetune_settings("run").changed(training={"epochs": 1})
     assert settings.init_from == str(run)
     train(settings, "tuned", device="cpu")
-    monkeypatch.chdir(texts)
+    monkeypatch.chdir(text_folder)
     settings = finetune_settings(os.path.relpath(run)).changed(training={"epochs": 1})
     assert train(settings, tmp_path / "tuned", device="cpu").finished
     shutil.copytree(run, tmp_path / "other")
@@ -322,9 +322,9 @@ def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, texts, run, mo
         train(settings, tmp_path / "tuned", device="cpu")
 
 
-def test_lost_vocabulary_is_named(texts, run):
+def test_lost_vocabulary_is_named(text_folder, run):
     (run / "vocabulary.json").unlink()
-    for use in (load_run, lambda folder, device: train(small(texts), folder, device=device)):
+    for use in (load_run, lambda folder, device: train(small(text_folder), folder, device=device)):
         with pytest.raises(RunFolderError, match=r"vocabulary\.json"):
             use(run, device="cpu")
 
@@ -367,9 +367,9 @@ def test_dry_run_needs_neither_memory_nor_the_compiler():
     assert python("-c", code) == "False\n"
 
 
-def test_embedding_starts_small_and_every_row_is_trained(texts):
+def test_embedding_starts_small_and_every_row_is_trained(text_folder):
     """No row is a padding row: on current PyTorch -1 would mean the last one."""
-    settings = small(texts, *(f"encoder.dropout_{site}=0" for site in ("embedding", "input")))
+    settings = small(text_folder, *(f"encoder.dropout_{site}=0" for site in ("embedding", "input")))
     _, vocabulary = build.corpus(settings)
     model = language_model(settings, vocabulary)
     weight = model.encoder.embedding.weight
@@ -379,11 +379,11 @@ def test_embedding_starts_small_and_every_row_is_trained(texts):
     assert (weight.grad.abs().sum(1) > 0).all()
 
 
-def test_finished_run_without_its_checkpoint_is_not_trained_over(texts, run):
+def test_finished_run_without_its_checkpoint_is_not_trained_over(text_folder, run):
     before = (run / "metrics.jsonl").read_bytes()
     shutil.rmtree(run / "last")
     with pytest.raises(RunFolderError, match="last/ is gone"):
-        train(small(texts), run, device="cpu")
+        train(small(text_folder), run, device="cpu")
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
@@ -396,12 +396,12 @@ def test_run_resumes_from_another_folder(tmp_path, own_texts, monkeypatch):
     assert len(load_run(tmp_path / "run", device="cpu").ids.test) > 0
 
 
-def test_other_settings_raise_but_for_epochs_and_saving(texts, run):
+def test_other_settings_raise_but_for_epochs_and_saving(text_folder, run):
     before = all_of(run)
     others = ["layer.depth=3", "layer.bias=false", "encoder.layers=2", "training.seed=5"]
     with pytest.raises(RunFolderError, match=r"layer\.depth: 2 -> 3.* and 1 more"):
-        train(small(texts, *others), run, device="cpu")
+        train(small(text_folder, *others), run, device="cpu")
     assert unlike(all_of(run), before) == []
-    more = small(texts, "training.epochs=3", "training.checkpoint_seconds=5")
+    more = small(text_folder, "training.epochs=3", "training.checkpoint_seconds=5")
     assert train(more, run, device="cpu").epoch == 3
     assert read_settings(run / "recipe.toml") == more

@@ -49,7 +49,7 @@ WORDS = ["lamp", "boat,", "sea", "Ähre", "is", "lit.", "日"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     from typer.testing import CliRunner
 
     folder = tmp_path_factory.mktemp("gpt")
@@ -69,26 +69,26 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def run(here):
+def run(in_workspace):
     return load("runs/gpt", device="cpu")
 
 
-def test_subwords_count_bytes_and_bring_the_text_back(place, run):
+def test_subwords_count_bytes_and_bring_the_text_back(workspace, run):
     vocabulary = run.vocabulary
     assert isinstance(vocabulary, SubwordVocabulary)
-    text = (place / "text" / "test.txt").read_text("utf-8") + "x  \t🎉 <unk>\n\n"
+    text = (workspace / "text" / "test.txt").read_text("utf-8") + "x  \t🎉 <unk>\n\n"
     ids = encode_text(text, vocabulary)
     assert vocabulary.words[ids[0]] == "<eos>"
     assert "\n".join(vocabulary.decode(ids[1:])) + "\n" == text
     assert vocabulary.token_bytes[ids[1:]].sum() == len(text.encode())
     decode = vocabulary.incremental_decoder()
     assert "".join(decode(each) for each in ids[1:]) == text
-    train = (place / "text" / "train.txt").read_text("utf-8")
+    train = (workspace / "text" / "train.txt").read_text("utf-8")
     assert (vocabulary.counts * vocabulary.token_bytes).sum() == len(train.encode())
 
 
-def test_vocabulary_is_saved_in_the_run(place, run, tmp_path):
-    assert load_vocabulary(place / "runs" / "gpt" / "vocabulary.json") == run.vocabulary
+def test_vocabulary_is_saved_in_the_run(workspace, run, tmp_path):
+    assert load_vocabulary(workspace / "runs" / "gpt" / "vocabulary.json") == run.vocabulary
     file = tmp_path / "subwords.json"
     run.vocabulary.subwords.save(file)
     _, again = read_corpus("text", tokenizer=str(file))
@@ -104,10 +104,10 @@ def test_vocabulary_is_saved_in_the_run(place, run, tmp_path):
 # -- evaluation ------------------------------------------------------------------------------------
 
 
-def test_bits_per_byte_by_hand(succeeds, place, run):
-    out = succeeds("evaluate", "runs/gpt", "--split", "test", "--json", "--device", "cpu")
+def test_bits_per_byte_by_hand(cli_output, workspace, run):
+    out = cli_output("evaluate", "runs/gpt", "--split", "test", "--json", "--device", "cpu")
     row = json.loads(out)
-    text = (place / "text" / "test.txt").read_text("utf-8")
+    text = (workspace / "text" / "test.txt").read_text("utf-8")
     ids = torch.from_numpy(encode_text(text, run.vocabulary).astype(np.int64))
     nll = 0.0
     with torch.no_grad():
@@ -121,13 +121,13 @@ def test_bits_per_byte_by_hand(succeeds, place, run):
     tested = run.folder.rows()[-1]
     assert tested["test_bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=1e-6)
     assert run.perplexity().bits_per_byte == pytest.approx(row["bits_per_byte"], rel=1e-6)
-    out = succeeds("evaluate", "runs/gpt", "--text", "text/test.txt", "--device", "cpu")
+    out = cli_output("evaluate", "runs/gpt", "--text", "text/test.txt", "--device", "cpu")
     assert f"{row['bits_per_byte']:.4f} bits per byte" in out
 
 
-def test_loss_by_frequency_of_subwords(drill, succeeds, run):
+def test_loss_by_frequency_of_subwords(run_cli, cli_output, run):
     """In the test of training, `drill evaluate`, `drill analyse` and a ledger."""
-    out = succeeds(
+    out = cli_output(
         "evaluate", "runs/gpt", "--split", "test", "--bands", "--json", "--device", "cpu"
     )
     row, tested = json.loads(out), run.folder.rows()[-1]
@@ -141,7 +141,7 @@ def test_loss_by_frequency_of_subwords(drill, succeeds, run):
         assert band["tokens"] == inside.sum()
         assert band["loss"] == pytest.approx(float(losses[inside].sum()), rel=1e-5)
         assert trained == {**band, "loss": pytest.approx(band["loss"], rel=1e-5)}
-    code, out, _ = drill("analyse", "runs/gpt", "--no-rank", "--json", "--device", "cpu")
+    code, out, _ = run_cli("analyse", "runs/gpt", "--no-rank", "--json", "--device", "cpu")
     analysed = json.loads(out)
     assert code == 0
     assert [band["high"] for band in analysed["bands"]] == [*SUBWORD_EDGES, None]
@@ -152,8 +152,8 @@ def test_loss_by_frequency_of_subwords(drill, succeeds, run):
 
 
 @pytest.mark.parametrize("command", ["dynamic", "cache"])
-def test_evaluations_of_recurrent_models_raise(drill, command):
-    code, _, err = drill(command, "runs/gpt", "--device", "cpu")
+def test_evaluations_of_recurrent_models_raise(run_cli, command):
+    code, _, err = run_cli(command, "runs/gpt", "--device", "cpu")
     assert code != 0
     assert "carries a state" in err
 
@@ -161,7 +161,7 @@ def test_evaluations_of_recurrent_models_raise(drill, command):
 # -- generation and scores -------------------------------------------------------------------------
 
 
-def test_scores_are_those_of_the_model(succeeds, run):
+def test_scores_are_those_of_the_model(cli_output, run):
     lines = ["lamp is lit.", "日 🎉", "", "sea " * 30]  # the last is longer than the context
     together, alone = run.score(lines), [run.score([line])[0] for line in lines]
     for line, mine, own in zip(lines, together, alone, strict=True):
@@ -178,7 +178,7 @@ def test_scores_are_those_of_the_model(succeeds, run):
                 log_probs, _ = run.model.log_probs(read[:-1, None])
             wanted = log_probs[:, 0].gather(-1, read[1:, None]).sum()
             assert mine.log_prob == pytest.approx(float(wanted), rel=1e-4)
-    out = succeeds("score", "runs/gpt", "--device", "cpu", stdin="lamp is <unk>\n")
+    out = cli_output("score", "runs/gpt", "--device", "cpu", stdin="lamp is <unk>\n")
     assert float(out.split("\t")[0]) < 0
 
 
@@ -189,9 +189,9 @@ def test_generation_with_a_cache_is_that_without(run, monkeypatch):
     assert run.generate("boat, is", **options) == cached
 
 
-def test_run_that_was_untied_is_loaded(succeeds, place):
+def test_run_that_was_untied_is_loaded(cli_output, workspace):
     words = ("train", "gpt.toml", "--name", "untied", "--device", "cpu")
-    succeeds(*words, "--set", "training.untie_at=0.7")
+    cli_output(*words, "--set", "training.untie_at=0.7")
     found = load("runs/untied", device="cpu")
     assert type(found.model.layer).__name__ == "FullSoftmax"
     assert found.perplexity().loss == pytest.approx(found.folder.rows()[-1]["test_loss"], rel=1e-6)

@@ -23,7 +23,7 @@ WORDS = [*STEMS, *(f"{stem}s" for stem in STEMS), "in", "the"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("words")
     dice = np.random.default_rng(0)
     (folder / "text").mkdir()
@@ -35,26 +35,26 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def surroundings(place, tmp_path, monkeypatch):
-    monkeypatch.setenv("DRILL_WORDNET", str(place / "wordnet"))
+def surroundings(workspace, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRILL_WORDNET", str(workspace / "wordnet"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def settings(place, *changes, name="ptb-drill-2"):
+def settings(workspace, *changes, name="ptb-drill-2"):
     small = (
         "encoder.embedding_dim=8",
         "encoder.hidden_size=10",
         "training.epochs=1",
         "optimizer.lr=1",
     )
-    text = f"data.corpus={place / 'text'}", "training.bptt=10", "training.batch_size=4"
+    text = f"data.corpus={workspace / 'text'}", "training.bptt=10", "training.batch_size=4"
     return recipe(name, [*text, *small, *changes])
 
 
-def trained(place, *changes, **options) -> LanguageModelRun:
-    folder = place / "-".join(["run", *changes])
+def trained(workspace, *changes, **options) -> LanguageModelRun:
+    folder = workspace / "-".join(["run", *changes])
     if not folder.exists():
-        train(settings(place, *changes, **options), folder, device="cpu", quiet=True)
+        train(settings(workspace, *changes, **options), folder, device="cpu", quiet=True)
     return load_run(folder, device="cpu")
 
 
@@ -69,8 +69,8 @@ MIXTAPE = (*BOTH, "layer.name=mixtape", "layer.inner.name=tied")  # has gates fo
 
 
 @pytest.mark.parametrize("changes", SOURCES, ids=str)
-def test_a_run_with_a_label_source_is_loaded_and_folded(place, changes):
-    run = trained(place, *changes)
+def test_a_run_with_a_label_source_is_loaded_and_folded(workspace, changes):
+    run = trained(workspace, *changes)
     assert run.model.encoder.embedding is run.model.layer.embedding
     assert math.isfinite(run.perplexity("test").loss)
     assert run.generate("the", max_new_tokens=3, seed=1)
@@ -79,12 +79,12 @@ def test_a_run_with_a_label_source_is_loaded_and_folded(place, changes):
         torch.testing.assert_close(run.model.layer.fold()(hidden), run.model.layer.logits(hidden))
 
 
-def test_more_epochs_need_no_dictionary(place, tmp_path, monkeypatch):
+def test_more_epochs_need_no_dictionary(workspace, tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("whole", "parts")]
-    train(settings(place, *BOTH, "training.epochs=2"), folders[0], device="cpu", quiet=True)
-    train(settings(place, *BOTH), folders[1], device="cpu", quiet=True)
+    train(settings(workspace, *BOTH, "training.epochs=2"), folders[0], device="cpu", quiet=True)
+    train(settings(workspace, *BOTH), folders[1], device="cpu", quiet=True)
     monkeypatch.setenv("DRILL_WORDNET", "/nowhere")
-    train(settings(place, *BOTH, "training.epochs=2"), folders[1], device="cpu", quiet=True)
+    train(settings(workspace, *BOTH, "training.epochs=2"), folders[1], device="cpu", quiet=True)
     whole, parts = (weights(RunFolder(folder).best) for folder in folders)
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     tuned = finetune_settings(folders[0])
@@ -92,8 +92,8 @@ def test_more_epochs_need_no_dictionary(place, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [*SOURCES, MIXTAPE], ids=str)
-def test_a_new_word_gets_a_vector_and_is_saved(place, changes, tmp_path):
-    run = trained(place, *changes)
+def test_a_new_word_gets_a_vector_and_is_saved(workspace, changes, tmp_path):
+    run = trained(workspace, *changes)
     before = label_vectors(run.model.encoder.embedding).detach()
     added = run.add_words({"boating": "ride in a small vessel", "lamplight": "visible light"})
     vectors = label_vectors(added.model.encoder.embedding).detach()
@@ -109,12 +109,12 @@ def test_a_new_word_gets_a_vector_and_is_saved(place, changes, tmp_path):
     assert math.isfinite(loaded.perplexity("test").loss)
 
 
-def test_words_that_cannot_be_added(place):
+def test_words_that_cannot_be_added(workspace):
     with pytest.raises(SettingsError, match=r"labels\.source"):
-        trained(place).add_words({"boating": ""})
+        trained(workspace).add_words({"boating": ""})
     with pytest.raises(SettingsError, match="FullSoftmax"):
-        trained(place, "layer.name=full", *BOTH, name="ptb-tied").add_words({"boating": ""})
-    run = trained(place, *BOTH)
+        trained(workspace, "layer.name=full", *BOTH, name="ptb-tied").add_words({"boating": ""})
+    run = trained(workspace, *BOTH)
     with pytest.raises(DataError, match="boat"):
         run.add_words({"boat": ""})
     with pytest.raises(DataError, match="zyx"):
@@ -122,9 +122,9 @@ def test_words_that_cannot_be_added(place):
 
 
 @pytest.mark.parametrize("changes", [(), BOTH], ids=str)
-def test_scores_of_held_out_words(place, changes):
+def test_scores_of_held_out_words(workspace, changes):
     held_out = ("data.held_out=3", "data.held_out_min_count=1", "data.held_out_max_count=1000")
-    run = trained(place, *held_out, *changes)
+    run = trained(workspace, *held_out, *changes)
     words = run.vocabulary.held_out
     assert len(words) == 3
     added = held_out_run(run)
@@ -152,7 +152,7 @@ def test_scores_of_held_out_words(place, changes):
     ):
         assert value == pytest.approx(float(expected), rel=1e-4)
     with pytest.raises(SettingsError, match="held"):
-        held_out_run(trained(place))
+        held_out_run(trained(workspace))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_scores_of_held_out_words(place, changes):
         (("labels.source=pictures",), "labels.source"),
     ],
 )
-def test_wrong_settings(place, changes, key):
+def test_wrong_settings(workspace, changes, key):
     with pytest.raises(SettingsError) as error:
-        settings(place, *changes)
+        settings(workspace, *changes)
     assert error.value.key == key

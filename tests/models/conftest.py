@@ -2,5 +2,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_seed(seeded):
+def own_seed(fixed_seed):
     """Every test."""

@@ -68,8 +68,8 @@ def address(tmp_path):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1300, "light")])
-def test_plots_fill_the_page_and_stay_inside(opened, address, width, scheme):
-    page = opened(address, width, scheme)
+def test_plots_fill_the_page_and_stay_inside(open_page, address, width, scheme):
+    page = open_page(address, width, scheme)
     page.locator("svg.plot rect").first.wait_for()
     assert page.locator("svg.plot").count() == 7
     diagram = page.locator("#calibration svg.plot")
@@ -91,8 +91,8 @@ def test_plots_fill_the_page_and_stay_inside(opened, address, width, scheme):
     assert page.get_by_text(re.compile(r"^tied, never: \d")).is_visible()
 
 
-def test_a_curve_is_read_zoomed_compared_and_downloaded(opened, address):
-    page = opened(address, 1000)
+def test_a_curve_is_read_zoomed_compared_and_downloaded(open_page, address):
+    page = open_page(address, 1000)
     figure = page.locator("figure.lines").first
     plot = figure.locator("svg.plot")
     values = figure.locator(".legend output")
@@ -161,11 +161,11 @@ def test_a_curve_is_read_zoomed_compared_and_downloaded(opened, address):
         [(n / 7, 1e6 / (n + 1) ** 3) for n in range(500)],
     ],
 )
-def test_odd_values_and_names_are_drawn(opened, tmp_path, points):
+def test_odd_values_and_names_are_drawn(open_page, tmp_path, points):
     curves = {ODD: [Curve(points, [])], "other": [Curve([(9.0, 55.0)], [])]}
     figure = epochs_figure(curves, assign_styles([name] for name in curves))
     sections = [Section("curves", "Curves", [("figure", figure)])]
-    page = opened(write_page(tmp_path / "odd.html", "Odd", "", sections).as_uri())
+    page = open_page(write_page(tmp_path / "odd.html", "Odd", "", sections).as_uri())
     assert page.locator("svg.plot g.line").count() == 2
     for label in ("log x", "log y"):
         numbers_in(page)

@@ -9,7 +9,7 @@ from drill.kernels.runtime import overlap
 from drill.training.cuda_graphs import CapturedGradients
 from tests.tiny_translations import small_translator
 
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = pytest.mark.usefixtures("fixed_seed")
 cpu_and_cuda = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 )

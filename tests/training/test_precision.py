@@ -23,7 +23,7 @@ def warned(caplog) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def unwarned():
+def forget_warnings():
     precision._warn_of_slow_bfloat16.cache_clear()
     yield
     precision._warn_of_slow_bfloat16.cache_clear()

@@ -24,11 +24,11 @@ from tests.cli_translation_workspace import make_workspace, small
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("place"))
+def workspace(tmp_path_factory):
+    return make_workspace(tmp_path_factory.mktemp("workspace"))
 
 
-def test_run_comes_back_as_it_was(here):
+def test_run_comes_back_as_it_was(in_workspace):
     run = load_translation("runs/tiny", device="cpu")
     assert run.subwords == Subwords.load("runs/tiny/subwords.json")
     assert not run.model.training
@@ -41,7 +41,7 @@ def test_run_comes_back_as_it_was(here):
     with pytest.raises(TypeError, match="unexpected keyword argument 'beam'"):
         run.translate(text.source, beam=2)
     assert sum(exact) / len(exact) == test["test_exact"]
-    environment = json.loads((here / "runs/tiny/environment.json").read_text())
+    environment = json.loads((in_workspace / "runs/tiny/environment.json").read_text())
     checksums = {split: pairs_checksum(run.split(split)[1]) for split in SPLITS}
     assert environment["pairs_of"] == checksums
     assert environment["vocabulary_size"] == len(run.subwords) == 262
@@ -55,19 +55,19 @@ def test_run_comes_back_as_it_was(here):
     ]
 
 
-def test_counted_layer_translates_without_the_training_text(here, drill, tmp_path):
+def test_counted_layer_translates_without_the_training_text(in_workspace, run_cli, tmp_path):
     shutil.copytree("pairs", tmp_path / "pairs")
     counted = ["layer.name=adaptive", "layer.cutoffs=[50,150]", "training.epochs=1"]
     run = tmp_path / "run"
     train(small(*counted, f"data.corpus={tmp_path / 'pairs'}"), run, device="cpu")
     shutil.rmtree(tmp_path / "pairs")
     words = ("translate", str(run), "--device", "cpu")
-    code, out, err = drill(*words, stdin="abc\n")
+    code, out, err = run_cli(*words, stdin="abc\n")
     assert (code, out.count("\n")) == (0, 1), err
     counts = run / "target_counts.json"
     for damage in (lambda: counts.write_text("[1, 2]"), counts.unlink):
         damage()
-        _, _, err = drill(*words, stdin="abc\n")
+        _, _, err = run_cli(*words, stdin="abc\n")
         assert err.startswith(f"drill: {counts}: ")
 
 
@@ -80,26 +80,26 @@ def test_counted_layer_translates_without_the_training_text(here, drill, tmp_pat
         (["optimizer.lr=-1"], "optimizer.lr"),
     ],
 )
-def test_faults_of_settings_show_before_a_text_is_read(here, monkeypatch, changes, fault):
+def test_faults_of_settings_show_before_a_text_is_read(in_workspace, monkeypatch, changes, fault):
     monkeypatch.setattr("drill.translation.build.read_parallel_corpus", None)
     with pytest.raises(SettingsError, match=fault):
         train(small(*changes), "runs/none", device="cpu")
 
 
-def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
+def test_all_packages_that_are_missing_are_named_at_once(run_cli, monkeypatch):
     for name in ("tokenizers", "sacrebleu", "sacremoses", "num2words", "babel"):
         monkeypatch.setitem(sys.modules, name, None)
-    code, _, err = drill("train", "mt-demo", "--name", "bare", "--device", "cpu")
+    code, _, err = run_cli("train", "mt-demo", "--name", "bare", "--device", "cpu")
     assert code == 1
     assert "pip install tokenizers sacrebleu sacremoses num2words babel, or" in err
-    err = drill("evaluate", "runs/tiny")[2]  # own pairs
+    err = run_cli("evaluate", "runs/tiny")[2]  # own pairs
     assert err.startswith("drill: evaluating runs/tiny needs the packages tokenizers, sacrebleu")
     assert "pip install tokenizers sacrebleu sacremoses, or" in err
     one = (
         "needs the package tokenizers; install it with pip install tokenizers, or in the folder of "
         'drill with pip install ".[mt]"\n'
     )
-    assert drill("report", "runs/tiny", "--bands", "-o", "b.html")[2].endswith(one)
+    assert run_cli("report", "runs/tiny", "--bands", "-o", "b.html")[2].endswith(one)
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_all_packages_that_are_missing_are_named_at_once(drill, monkeypatch):
         (["training.epochs=3", "training.max_minutes=999"], False),
     ],
 )
-def test_limit_that_comes_first_ends_a_run(here, limits, ended):
+def test_limit_that_comes_first_ends_a_run(in_workspace, limits, ended):
     assert has_ended(RunFolder("runs/tiny"), small(*limits)) is ended
 
 
-def test_changed_text_raises(here, tmp_path):
+def test_changed_text_raises(in_workspace, tmp_path):
     shutil.copytree("pairs", tmp_path / "pairs")
     settings = small(f"data.corpus={tmp_path / 'pairs'}")
     train(settings, tmp_path / "run", device="cpu")
@@ -131,7 +131,7 @@ def test_changed_text_raises(here, tmp_path):
 
 
 @pytest.mark.gpu
-def test_gpu_run_logs_its_kernels_once(here, tmp_path, caplog, monkeypatch):
+def test_gpu_run_logs_its_kernels_once(in_workspace, tmp_path, caplog, monkeypatch):
     found = []
     real = train_module.kernel_summary
     monkeypatch.setattr(
@@ -144,7 +144,7 @@ def test_gpu_run_logs_its_kernels_once(here, tmp_path, caplog, monkeypatch):
     assert line.endswith(": " + "; ".join(kernels))
 
 
-def test_each_task_has_its_own_loader(here):
+def test_each_task_has_its_own_loader(in_workspace):
     with pytest.raises(RunFolderError, match="is a translator, not a language model"):
         load_run("runs/tiny")
     with pytest.raises(RunFolderError, match="is not a run folder"):

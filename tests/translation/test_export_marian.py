@@ -27,7 +27,7 @@ from drill.translation.search.beam_search import Decoding, beam_search
 
 transformers = pytest.importorskip("transformers", reason="the exported folder is for transformers")
 
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = pytest.mark.usefixtures("fixed_seed")
 d, WORDS = 16, 40
 both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
 

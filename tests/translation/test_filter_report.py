@@ -14,7 +14,7 @@ FILTERS = {"minimum": 2, "maximum": 256, "ratio": 4.0, "deduplicate": True}
 
 
 @pytest.fixture
-def place(tmp_path):
+def workspace(tmp_path):
     """The training text of tiny runs: 60 pairs, of which some come twice, and three odd ones."""
     write_pairs(tmp_path / "pairs")
     for language, more in (("en", ["", "abcdeabcdeabcde", "a"]), ("de", ["a", "e", "b"])):
@@ -33,7 +33,7 @@ def test_every_reason_is_named_with_its_setting():
     assert left_out(FilterReport(3000), FILTERS) is None
 
 
-def test_dropped_pairs_are_reported(here, tmp_path):
+def test_dropped_pairs_are_reported(in_workspace, tmp_path):
     said: list[str] = []
     train(small("training.max_steps=1"), tmp_path / "run", device="cpu", on_start=said.append)
     dropped = json.loads((tmp_path / "run/environment.json").read_text())["filtered"]

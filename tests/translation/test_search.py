@@ -27,7 +27,7 @@ from drill.translation.search.beam_state import Beam
 from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
 from drill.translation.search.sampling import sample
 
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = pytest.mark.usefixtures("fixed_seed")
 PAD, BOS, EOS, WORDS = 0, 1, 2, (3, 4, 5)
 V, d = 6, 8
 SHORT = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=4)

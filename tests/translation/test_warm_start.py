@@ -27,9 +27,9 @@ STILL = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def workspace(tmp_path_factory):
     """pairs/, runs/tiny and other/, the same language in other letters."""
-    folder = make_workspace(tmp_path_factory.mktemp("place"))
+    folder = make_workspace(tmp_path_factory.mktemp("workspace"))
     (folder / "other").mkdir()
     for path in (folder / "pairs").iterdir():
         turned = path.read_text().translate(str.maketrans("abcde", "ebcda"))
@@ -42,7 +42,7 @@ def started(*changes: str, start: Path | str = "runs/tiny"):
 
 
 @pytest.mark.parametrize("kind", ["best", "averaged"])
-def test_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, tmp_path, kind):
+def test_first_weights_are_those_of_the_start_and_so_are_the_subwords(in_workspace, tmp_path, kind):
     base = tmp_path / "base"
     shutil.copytree("runs/tiny", base)
     (base / "averaged.safetensors").unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def test_first_weights_are_those_of_the_start_and_so_are_the_subwords(here, tmp_
     assert read_settings(tmp_path / "run/recipe.toml") == settings
 
 
-def test_resumed_run_does_not_ask_for_its_start_again(here, tmp_path):
+def test_resumed_run_does_not_ask_for_its_start_again(in_workspace, tmp_path):
     shutil.copytree("runs/tiny", tmp_path / "base")
     settings = started(start=tmp_path / "base")
     train(settings, tmp_path / "whole", device="cpu")
@@ -89,7 +89,9 @@ def test_resumed_run_does_not_ask_for_its_start_again(here, tmp_path):
         (["init_from=words/runs/tiny"], "init_from: words/runs/tiny holds a language model"),
     ],
 )  # fmt: skip
-def test_start_that_does_not_fit_is_named_before_a_text_is_read(here, monkeypatch, changes, fault):
+def test_start_that_does_not_fit_is_named_before_a_text_is_read(
+    in_workspace, monkeypatch, changes, fault
+):
     if "words" in changes[0] and not Path("words").exists():
         Path("words").mkdir()
         cli_workspace.make_workspace(Path("words").absolute())
@@ -102,7 +104,7 @@ def test_start_that_does_not_fit_is_named_before_a_text_is_read(here, monkeypatc
     assert not Path("runs/none").exists()
 
 
-def test_dropout_and_training_may_differ(here, tmp_path):
+def test_dropout_and_training_may_differ(in_workspace, tmp_path):
     changes = ["encoder.dropout=0.3", "layer.dropout=0.1", "layer.impl=reference"]
     train(started(*STILL, *changes), tmp_path / "run", device="cpu")
     base = load_translation("runs/tiny", device="cpu").model
@@ -113,7 +115,7 @@ def test_dropout_and_training_may_differ(here, tmp_path):
 @pytest.mark.parametrize(
     "counted", [["layer.name=adaptive", "layer.cutoffs=[50,150]"], ["layer.gate=frequency"]]
 )
-def test_counts_stay_those_that_the_weights_were_trained_for(counted, here, tmp_path):
+def test_counts_stay_those_that_the_weights_were_trained_for(counted, in_workspace, tmp_path):
     """The letters of the second text are other ones."""
     base, run = tmp_path / "base", tmp_path / "run"
     train(small(*counted), base, device="cpu")

@@ -128,7 +128,7 @@ def test_the_checksum_knows_texts_and_subwords(text):
                 translation_data(text, fewer).checksum}) == 3  # fmt: skip
 
 
-def test_pairs_of_your_own_need_no_home(homeless, tmp_path):
+def test_pairs_of_your_own_need_no_home(no_home, tmp_path):
     write(tmp_path, "train", 3)
     with pytest.raises(DataError, match=r"valid\.en is missing; put it there \("):
         read_parallel_corpus(str(tmp_path))

@@ -145,7 +145,7 @@ def test_folders_follow_the_environment(monkeypatch):
     assert data_folders() == [Path("/d"), Path("/x/drill")]
 
 
-def test_a_user_without_a_home_names_a_folder(homeless, monkeypatch):
+def test_a_user_without_a_home_names_a_folder(no_home, monkeypatch):
     monkeypatch.setenv("DRILL_DATA", "/d")
     assert data_folders() == [Path("/d")]
     monkeypatch.delenv("DRILL_DATA")

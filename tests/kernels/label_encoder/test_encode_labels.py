@@ -141,13 +141,13 @@ SWEEPS = [  # sizes, options with who multiplies, whether rows are aligned and t
     ],
 )
 def test_fused_equals_the_loop(
-    options, products, size, aligned, large_tiles, multiply, monkeypatch, request
+    options, products, size, aligned, large_tiles, choose_products, monkeypatch, request
 ):
     if large_tiles:
         request.getfixturevalue("few_programs")
     if aligned:
         monkeypatch.setitem(padding.ALIGN, "cpu", 64)
-    multiply(products)
+    choose_products(products)
     layer, masks, grad = given(*size, **options)
     assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
 
@@ -165,9 +165,9 @@ def test_a_gate_follows_the_fused_maps(locked):
 @interpreted
 @pytest.mark.usefixtures("nan_in_fresh_memory")
 @pytest.mark.parametrize(("locked", "products"), [(False, "cublas"), (True, "chosen")])
-def test_the_loss_takes_the_labels_as_they_lie(locked, products, multiply, monkeypatch):
+def test_the_loss_takes_the_labels_as_they_lie(locked, products, choose_products, monkeypatch):
     monkeypatch.setitem(padding.ALIGN, "cpu", 64)
-    multiply(products)
+    choose_products(products)
     labels = fused(70, 32, locked=locked, dropout=0.5).labels()
     found = padding.with_padding(labels, labels.dtype)
     assert found.data_ptr() == labels.data_ptr()
@@ -185,7 +185,7 @@ def test_the_loss_takes_the_labels_as_they_lie(locked, products, multiply, monke
 @interpreted
 @pytest.mark.usefixtures("nan_in_fresh_memory")
 @by_whom
-def test_a_step_through_the_loss_copies_no_labels(products, multiply, monkeypatch):
+def test_a_step_through_the_loss_copies_no_labels(products, choose_products, monkeypatch):
     def recorded(weight, dtype):
         found.append(with_padding(weight, dtype))
         return found[-1]
@@ -193,7 +193,7 @@ def test_a_step_through_the_loss_copies_no_labels(products, multiply, monkeypatc
     found, with_padding = [], padding.with_padding
     monkeypatch.setitem(padding.ALIGN, "cpu", 64)
     monkeypatch.setattr(products_module, "with_padding", recorded)
-    multiply(products)
+    choose_products(products)
     layer, masks, _ = given(70, 32, locked=False, dropout=0.5)
     with_masks(layer, masks)
     hidden, targets = torch.randn(8, 32), torch.randint(70, (8,))
@@ -220,9 +220,9 @@ def test_masks_may_leave_any_number_of_columns(kept):
 @interpreted
 @every_kernel
 def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
-    options, products, multiply
+    options, products, choose_products
 ):
-    multiply(products)
+    choose_products(products)
     layer, masks, grad = given(70, 32, **options)
     with torch.autocast("cpu", torch.float16):
         labels, *gradients = found = solve(layer, "triton", masks, grad)
@@ -248,8 +248,8 @@ def test_who_multiplies():
 
 @interpreted
 @by_whom
-def test_no_labels_encode_to_nothing(products, multiply):
-    multiply(products)
+def test_no_labels_encode_to_nothing(products, choose_products):
+    choose_products(products)
     layer = fused(5, 16)
     rows = torch.empty(0, dtype=torch.long)
     layer.labels(rows).sum().backward()
@@ -260,8 +260,8 @@ def test_no_labels_encode_to_nothing(products, multiply):
 @interpreted
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @by_whom
-def test_a_nan_in_one_label_stays_with_that_label(products, dropout, multiply):
-    multiply(products)
+def test_a_nan_in_one_label_stays_with_that_label(products, dropout, choose_products):
+    choose_products(products)
     layer = fused(20, 16, activation="relu", dropout=dropout)
     with torch.no_grad():
         layer.label_weight[3, 2] = torch.nan
@@ -270,8 +270,8 @@ def test_a_nan_in_one_label_stays_with_that_label(products, dropout, multiply):
 
 @interpreted
 @by_whom
-def test_second_derivatives_and_batches_of_gradients_raise(products, multiply):
-    multiply(products)
+def test_second_derivatives_and_batches_of_gradients_raise(products, choose_products):
+    choose_products(products)
     layer = fused(4, 16)
     labels = layer.labels()
     with pytest.raises(RuntimeError, match='impl="reference"'):
@@ -293,8 +293,8 @@ def test_auto_says_what_it_takes_and_why():
 
 @interpreted
 @every_kernel
-def test_labels_are_the_same_without_gradients(options, products, multiply):
-    multiply(products)
+def test_labels_are_the_same_without_gradients(options, products, choose_products):
+    choose_products(products)
     layer, masks, _ = given(20, 48, **options)
     layer.impl = "triton"
     for each in (None, masks):
@@ -307,8 +307,8 @@ def test_labels_are_the_same_without_gradients(options, products, multiply):
 @pytest.mark.gpu
 @pytest.mark.parametrize("locked", [True, False])
 @by_whom
-def test_autocast_gives_gradients_in_the_parameters_dtype(products, locked, multiply):
-    multiply(products)
+def test_autocast_gives_gradients_in_the_parameters_dtype(products, locked, choose_products):
+    choose_products(products)
     layer, masks, grad = given(500, 64, "cuda", dropout=0.5, locked=locked)
     with torch.autocast("cuda", torch.bfloat16):
         found, loop = (solve(layer, encoder, masks, grad) for encoder in ("triton", "reference"))
@@ -321,8 +321,8 @@ def test_autocast_gives_gradients_in_the_parameters_dtype(products, locked, mult
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("locked", [True, False])
 @by_whom
-def test_repeats_bit_by_bit(products, locked, dtype, multiply):
-    multiply(products)
+def test_repeats_bit_by_bit(products, locked, dtype, choose_products):
+    choose_products(products)
     layer, masks, grad = given(1000, 400, "cuda", dropout=0.5, locked=locked)
     layer = layer.to(dtype)
     first, second = (solve(layer, "triton", masks, grad) for _ in range(2))
@@ -335,8 +335,8 @@ def test_repeats_bit_by_bit(products, locked, dtype, multiply):
 @interpreted
 @pytest.mark.usefixtures("few_programs")
 @every_kernel
-def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, products, multiply):
-    multiply(products)
+def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, products, choose_products):
+    choose_products(products)
     layer, masks, grad = given(70, 64, **options)
     assert_no_less_exact(layer, masks, grad, torch.float16)
 
@@ -347,8 +347,10 @@ def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, product
 @pytest.mark.parametrize("size", [(1000, 400), (2057, 512), (2331, 36)])
 @by_whom
 @every_option
-def test_fused_is_no_less_exact_than_the_loop_on_a_gpu(options, products, size, dtype, multiply):
-    multiply(products)
+def test_fused_is_no_less_exact_than_the_loop_on_a_gpu(
+    options, products, size, dtype, choose_products
+):
+    choose_products(products)
     layer, masks, grad = given(*size, "cuda", **options)
     assert_no_less_exact(layer, masks, grad, dtype)
 

@@ -84,7 +84,7 @@ def test_what_is_missing_is_named(monkeypatch):
 
 
 @pytest.fixture
-def warned(caplog, unwarned):
+def warned(caplog, forget_warnings):
     """What is warned of."""
     with caplog.at_level(logging.WARNING, logger="drill"):
         yield caplog

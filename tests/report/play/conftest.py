@@ -11,9 +11,9 @@ from tests import cli_translation_workspace, cli_workspace
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory) -> Path:
+def workspace(tmp_path_factory) -> Path:
     """A folder with the runs tiny and tied, language models of one text."""
-    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("place"))
+    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("workspace"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -25,21 +25,21 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pairs_place(tmp_path_factory) -> Path:
+def translator_workspace(tmp_path_factory) -> Path:
     """A folder with the translator runs/tiny."""
     return cli_translation_workspace.make_workspace(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="session")
-def models(place) -> list[LanguageModelPlayer]:
+def models(workspace) -> list[LanguageModelPlayer]:
     return [
-        LanguageModelPlayer(name, load_run(place / "runs" / name, device="cpu"))
+        LanguageModelPlayer(name, load_run(workspace / "runs" / name, device="cpu"))
         for name in ("tied", "tiny")
     ]
 
 
 @pytest.fixture(scope="session")
-def subwords_place(tmp_path_factory) -> Path:
+def subword_workspace(tmp_path_factory) -> Path:
     """A folder with the runs subwords and other, language models with two tokenizers."""
     pytest.importorskip("tokenizers")
     folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("subwords"))
@@ -53,8 +53,8 @@ def subwords_place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def subword_models(subwords_place) -> list[LanguageModelPlayer]:
-    folder = subwords_place / "runs/subwords"
+def subword_models(subword_workspace) -> list[LanguageModelPlayer]:
+    folder = subword_workspace / "runs/subwords"
     return [
         LanguageModelPlayer(weights, load_run(folder, weights, "cpu"))
         for weights in ("best", "last")
@@ -62,8 +62,10 @@ def subword_models(subwords_place) -> list[LanguageModelPlayer]:
 
 
 @pytest.fixture(scope="session")
-def translators(pairs_place) -> list[TranslatorPlayer]:
+def translators(translator_workspace) -> list[TranslatorPlayer]:
     return [
-        TranslatorPlayer(weights, load_translation(pairs_place / "runs/tiny", weights, "cpu"))
+        TranslatorPlayer(
+            weights, load_translation(translator_workspace / "runs/tiny", weights, "cpu")
+        )
         for weights in ("best", "last")
     ]

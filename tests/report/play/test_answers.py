@@ -222,7 +222,7 @@ def test_curves_of_given_runs_are_of_their_corpus(tmp_path):
     assert len(answers.curves([tmp_path])["runs"]) == 3
 
 
-def test_curves_show_each_run_of_a_folder_once(place):
-    found = answers.curves([place / "runs", place / "runs"])["runs"]
+def test_curves_show_each_run_of_a_folder_once(workspace):
+    found = answers.curves([workspace / "runs", workspace / "runs"])["runs"]
     assert sorted(each["name"] for each in found) == ["tied", "tiny"]
     assert all(each["finished"] and each["points"] for each in found)

@@ -29,8 +29,8 @@ def serve():
         server.stdout.close()
 
 
-def test_a_language_model_by_keyboard(place, serve, opened):
-    page = opened(serve(place, "runs/tied", "runs/tiny"))
+def test_a_language_model_by_keyboard(workspace, serve, open_page):
+    page = open_page(serve(workspace, "runs/tied", "runs/tiny"))
     words = page.locator("#next-words button")
     words.first.wait_for()
     page.locator("#tab-write").focus()
@@ -87,10 +87,10 @@ def test_a_language_model_by_keyboard(place, serve, opened):
     page.keyboard.press("ArrowRight")
     page.locator("#plot circle").first.wait_for()
     assert page.locator("#plot g.line").count() == 2
-    young = place / "runs" / "young"  # begins to train while the page is open
+    young = workspace / "runs" / "young"  # begins to train while the page is open
     young.mkdir()
     try:
-        shutil.copy(next((place / "runs").glob("*/recipe.toml")), young)
+        shutil.copy(next((workspace / "runs").glob("*/recipe.toml")), young)
         row = {"kind": "epoch", "epoch": 1, "step": 9, "valid_perplexity": 50.0}
         (young / "metrics.jsonl").write_text(json.dumps(row) + "\n")
         page.locator("#plot g.line").nth(2).wait_for(state="attached")
@@ -98,8 +98,8 @@ def test_a_language_model_by_keyboard(place, serve, opened):
         shutil.rmtree(young)
 
 
-def test_subwords_by_keyboard(subwords_place, serve, opened):
-    page = opened(serve(subwords_place, "runs/subwords"))
+def test_subwords_by_keyboard(subword_workspace, serve, open_page):
+    page = open_page(serve(subword_workspace, "runs/subwords"))
     page.locator("#next-words button").first.wait_for()
     assert page.locator("#next-heading").inner_text() == "Next subword"
     with page.expect_response(lambda answer: "boat" in (answer.request.post_data or "")):
@@ -131,8 +131,8 @@ def test_subwords_by_keyboard(subwords_place, serve, opened):
     page.wait_for_function("document.activeElement.closest('.words') !== null")
 
 
-def test_a_paste_of_10_mb_is_an_error_on_the_page(place, serve, opened):
-    page = opened(serve(place, "runs/tiny"), width=1200, scheme="dark")
+def test_a_paste_of_10_mb_is_an_error_on_the_page(workspace, serve, open_page):
+    page = open_page(serve(workspace, "runs/tiny"), width=1200, scheme="dark")
     page.locator("#next-words button").first.wait_for()
     page.locator("#tab-score").click()
     page.evaluate(
@@ -153,8 +153,8 @@ def test_a_paste_of_10_mb_is_an_error_on_the_page(place, serve, opened):
     assert max(map(int, re.findall(r"\d+", dark))) < 64
 
 
-def test_a_translator_by_keyboard(pairs_place, serve, opened):
-    page = opened(serve(pairs_place, "runs/tiny"))
+def test_a_translator_by_keyboard(translator_workspace, serve, open_page):
+    page = open_page(serve(translator_workspace, "runs/tiny"))
     page.locator("#translate").wait_for()  # its panel opens when the runs are known
     page.locator("#tab-translate").focus()
     page.keyboard.press("Tab")

@@ -24,18 +24,18 @@ PAGE = Path(server.__file__).parent
 
 
 @pytest.fixture(scope="module")
-def client(models, place):
-    return TestClient(Server(models, [place / "runs"]).app(), base_url=URL)
+def client(models, workspace):
+    return TestClient(Server(models, [workspace / "runs"]).app(), base_url=URL)
 
 
 @pytest.fixture(scope="module")
-def subword_client(subword_models, subwords_place):
-    return TestClient(Server(subword_models, [subwords_place / "runs"]).app(), base_url=URL)
+def subword_client(subword_models, subword_workspace):
+    return TestClient(Server(subword_models, [subword_workspace / "runs"]).app(), base_url=URL)
 
 
 @pytest.fixture(scope="module")
-def translator_client(translators, pairs_place):
-    return TestClient(Server(translators, [pairs_place / "runs"]).app(), base_url=URL)
+def translator_client(translators, translator_workspace):
+    return TestClient(Server(translators, [translator_workspace / "runs"]).app(), base_url=URL)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_sample_streams_the_text_of_generate(client, models):
     assert "the boat" + "".join(pieces) == expected
 
 
-def test_curves_are_shown_while_a_model_is_busy(models, place):
-    busy = Server(models, [place / "runs"])
+def test_curves_are_shown_while_a_model_is_busy(models, workspace):
+    busy = Server(models, [workspace / "runs"])
     client = TestClient(busy.app(), base_url=URL)
     with busy.lock:
         assert len(client.get("/api/curves").json()["runs"]) == 2
@@ -179,8 +179,8 @@ def test_a_translator_is_asked_for_translations_only(translator_client):
     assert answer.json()["error"].startswith("beam: ")
 
 
-def test_a_word_is_added_where_the_label_source_allows_it(models, place, tmp_path, monkeypatch):
-    monkeypatch.chdir(place)
+def test_a_word_is_added_where_the_label_source_allows_it(models, workspace, tmp_path, monkeypatch):
+    monkeypatch.chdir(workspace)
     monkeypatch.setenv("DRILL_WORDNET", str(tiny_wordnet.write(tmp_path / "wordnet")))
     settings = recipe("tied.toml", ["training.epochs=1", "labels.source=gloss"])
     train(settings, tmp_path / "run", device="cpu", quiet=True)
@@ -215,8 +215,8 @@ def served(monkeypatch):
     return found
 
 
-def test_the_command_serves_this_machine_only(drill, served):
-    code, out, err = drill("play", "runs/tied", "runs/tiny", "--port", "0")
+def test_the_command_serves_this_machine_only(run_cli, served):
+    code, out, err = run_cli("play", "runs/tied", "runs/tiny", "--port", "0")
     assert code == 0, err
     ((app, (host, port)),) = served
     assert host == "127.0.0.1"
@@ -224,35 +224,37 @@ def test_the_command_serves_this_machine_only(drill, served):
     assert len(TestClient(app, base_url=URL).get("/api/runs").json()["runs"]) == 2
 
 
-def test_a_folder_of_runs_shows_curves_alone(drill, served):
-    code, _, err = drill("play", "runs", "--port", "0")
+def test_a_folder_of_runs_shows_curves_alone(run_cli, served):
+    code, _, err = run_cli("play", "runs", "--port", "0")
     assert code == 0, err
     client = TestClient(served[0][0], base_url=URL)
     assert client.get("/api/runs").json()["task"] is None
     assert len(client.get("/api/curves").json()["runs"]) == 2
 
 
-def test_a_folder_without_runs_and_a_taken_port_are_errors(drill, served):
-    code, _, err = drill("play", "text", "--port", "0")
+def test_a_folder_without_runs_and_a_taken_port_are_errors(run_cli, served):
+    code, _, err = run_cli("play", "text", "--port", "0")
     assert (code, "text" in err) == (1, True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        code, _, err = drill("play", "runs", "--port", str(taken.getsockname()[1]))
+        code, _, err = run_cli("play", "runs", "--port", str(taken.getsockname()[1]))
     assert (code, "--port" in err) == (1, True)
 
 
-def test_runs_of_two_tasks_are_an_error(drill, served, pairs_place):
-    code, _, err = drill("play", "runs/tiny", str(pairs_place / "runs/tiny"), "--port", "0")
+def test_runs_of_two_tasks_are_an_error(run_cli, served, translator_workspace):
+    code, _, err = run_cli(
+        "play", "runs/tiny", str(translator_workspace / "runs/tiny"), "--port", "0"
+    )
     assert (code, "translator" in err) == (1, True)
 
 
-def test_runs_with_two_tokenizers_are_an_error(drill, served, subwords_place):
-    runs = [str(subwords_place / "runs" / name) for name in ("subwords", "other", "tiny")]
-    assert drill("play", runs[0], "--port", "0")[0] == 0
+def test_runs_with_two_tokenizers_are_an_error(run_cli, served, subword_workspace):
+    runs = [str(subword_workspace / "runs" / name) for name in ("subwords", "other", "tiny")]
+    assert run_cli("play", runs[0], "--port", "0")[0] == 0
     client = TestClient(served[0][0], base_url=URL)
     assert client.get("/api/runs").json()["unit"] == "subword"
     assert client.post("/api/word", json={"word": "boat", "exact": 1}).status_code == 400
     for other in runs[1:]:
-        code, _, err = drill("play", runs[0], other, "--port", "0")
+        code, _, err = run_cli("play", runs[0], other, "--port", "0")
         assert (code, "tokenizer" in err) == (1, True)

@@ -87,7 +87,7 @@ write("metrics.jsonl", [
 """
 
 
-class Place:
+class StudyWorkspace:
     """Where a study runs: in the folder one is in, with the stand-in."""
 
     ledger = Path("results.jsonl")
@@ -120,7 +120,7 @@ class Place:
         return Path("started.txt").read_text().splitlines()
 
 
-def make_workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def make_workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> StudyWorkspace:
     monkeypatch.chdir(folder)
     Path("text").mkdir()
     for split in ("train", "valid", "test"):
@@ -131,6 +131,6 @@ def make_workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     Path("recipes").mkdir()
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-S", "stand_in.py"))
     monkeypatch.setattr(runner, "POLL", 0.02)
-    place = Place()
-    place.behave()
-    return place
+    workspace = StudyWorkspace()
+    workspace.behave()
+    return workspace

@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     return make_workspace(tmp_path, monkeypatch)
 
 
-def test_all_rows_come_with_the_first_seed_and_stages_in_order(place):
-    plan = place.plan(PLAN.replace("baseline", 'stages = ["train", "cache"]\nbaseline'))
+def test_all_rows_come_with_the_first_seed_and_stages_in_order(workspace):
+    plan = workspace.plan(PLAN.replace("baseline", 'stages = ["train", "cache"]\nbaseline'))
     assert [str(job) for job in plan.jobs()] == [
         "a-seed-1 train",
         "a-seed-1 cache",
@@ -32,16 +32,16 @@ def test_all_rows_come_with_the_first_seed_and_stages_in_order(place):
     ]
 
 
-def test_some_rows_alone(place):
-    plan = place.plan()
+def test_some_rows_alone(workspace):
+    plan = workspace.plan()
     assert [job.row.name for job in plan.only(["b"]).jobs()] == ["b", "b"]
     assert (plan.only(["a"]).baseline, plan.only(["b"]).baseline) == ("a", None)
     with pytest.raises(SettingsError, match="--row: c is not in the plan; rows: a, b"):
         plan.only(["a", "c"])
 
 
-def test_a_row_has_its_own_seeds_stages_and_settings(place):
-    plan = place.plan(
+def test_a_row_has_its_own_seeds_stages_and_settings(workspace):
+    plan = workspace.plan(
         PLAN.replace("baseline", 'set = ["optimizer.lr=7"]\nbaseline')
         + 'seeds = [5]\nstages = ["train", "finetune", "dynamic"]\n'
     )
@@ -56,14 +56,14 @@ def test_a_row_has_its_own_seeds_stages_and_settings(place):
     ]
 
 
-def test_settings_of_finetuning_are_those_of_the_command(place):
-    plan = place.plan(PLAN + 'stages = ["train", "finetune"]\n')
+def test_settings_of_finetuning_are_those_of_the_command(workspace):
+    plan = workspace.plan(PLAN + 'stages = ["train", "finetune"]\n')
     row = plan.rows[1]
     folder = Path("runs/b-seed-2")
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(row_settings(row, 2).to_toml())
     assert identity(row_settings(row, 2, FINETUNE)) == identity(finetune_settings(folder))
-    changed = place.plan('finetune_set = ["training.patience=2"]' + PLAN).rows[1]
+    changed = workspace.plan('finetune_set = ["training.patience=2"]' + PLAN).rows[1]
     assert row_settings(changed, 2, FINETUNE).training["patience"] == 2
 
 

@@ -20,7 +20,7 @@ from drill.report.study.runner import command
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, PARTIAL, States
 from drill.report.study.tables import status_table
 from drill.training.run.folder import RunFolder
-from tests.report.study.fake_drill import PLAN, Place, make_workspace
+from tests.report.study.fake_drill import PLAN, StudyWorkspace, make_workspace
 
 TRAINED = ["a-seed-1 train", "b-seed-1 train", "a-seed-2 train", "b-seed-2 train"]
 CHAIN = ["a-seed-1 train", "a-seed-1-finetune finetune", "a-seed-1-finetune cache"]
@@ -28,105 +28,107 @@ STAGES = PLAN.replace("baseline", 'stages = ["train", "finetune", "cache"]\nbase
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     return make_workspace(tmp_path, monkeypatch)
 
 
-def states(place: Place) -> dict[str, str]:
+def states(workspace: StudyWorkspace) -> dict[str, str]:
     plan = read_plan("plan.toml")
-    found = States(plan, place.ledger, place.runs)
+    found = States(plan, workspace.ledger, workspace.runs)
     return {str(job): found.state(job) for job in plan.jobs()}
 
 
-def test_jobs_run_in_order_and_are_recorded(place):
-    assert place.study() == TRAINED
-    assert [row.name for row in read(place.ledger)] == [each.split()[0] for each in TRAINED]
-    assert set(states(place).values()) == {DONE}
-    assert place.said[0] == "a-seed-1 train: started"
-    assert place.said[1].startswith("a-seed-1 train: valid 60.00, test 58.00 (0.0 min)")
-    assert place.said[-1] == "results.jsonl: 4 of 4 jobs done"
+def test_jobs_run_in_order_and_are_recorded(workspace):
+    assert workspace.study() == TRAINED
+    assert [row.name for row in read(workspace.ledger)] == [each.split()[0] for each in TRAINED]
+    assert set(states(workspace).values()) == {DONE}
+    assert workspace.said[0] == "a-seed-1 train: started"
+    assert workspace.said[1].startswith("a-seed-1 train: valid 60.00, test 58.00 (0.0 min)")
+    assert workspace.said[-1] == "results.jsonl: 4 of 4 jobs done"
     assert Path("runs/a-seed-1.train.log").exists()
 
 
-def test_a_study_resumes_from_the_ledger_alone(place):
-    place.study(place.plan(PLAN.replace("[1, 2]", "[1]")))
+def test_a_study_resumes_from_the_ledger_alone(workspace):
+    workspace.study(workspace.plan(PLAN.replace("[1, 2]", "[1]")))
     shutil.rmtree("runs")
-    assert place.study() == TRAINED[2:]
-    assert place.study() == []
+    assert workspace.study() == TRAINED[2:]
+    assert workspace.study() == []
 
 
-def test_other_settings_are_another_experiment(place):
-    place.study()
+def test_other_settings_are_another_experiment(workspace):
+    workspace.study()
     shutil.rmtree("runs")
-    place.plan(PLAN.replace('"layer.depth=1"', '"layer.depth=1", "optimizer.lr=3"'))
-    assert states(place)["b-seed-1 train"] == MISSING
-    assert place.study(read_plan("plan.toml")) == [TRAINED[1], TRAINED[3]]
+    workspace.plan(PLAN.replace('"layer.depth=1"', '"layer.depth=1", "optimizer.lr=3"'))
+    assert states(workspace)["b-seed-1 train"] == MISSING
+    assert workspace.study(read_plan("plan.toml")) == [TRAINED[1], TRAINED[3]]
 
 
-def test_stages_follow_one_another(place):
-    assert place.study(place.plan(STAGES.replace("[1, 2]", "[1]")))[:3] == CHAIN
-    assert set(states(place).values()) == {DONE}
-    row = next(row for row in read(place.ledger) if row.name == "a-seed-1-finetune")
+def test_stages_follow_one_another(workspace):
+    assert workspace.study(workspace.plan(STAGES.replace("[1, 2]", "[1]")))[:3] == CHAIN
+    assert set(states(workspace).values()) == {DONE}
+    row = next(row for row in read(workspace.ledger) if row.name == "a-seed-1-finetune")
     assert [each["split"] for each in row.evaluations] == ["valid", "test"]
 
 
-def test_an_evaluation_by_another_plan_is_not_taken_for_its_own(place):
-    place.study()
+def test_an_evaluation_by_another_plan_is_not_taken_for_its_own(workspace):
+    workspace.study()
     subprocess.run([*runner.PROGRAM, "dynamic", "runs/a-seed-1"], check=True)
-    plan = place.plan(PLAN.replace("baseline", 'stages = ["train", "cache", "dynamic"]\nbaseline'))
-    assert place.study(plan)[:2] == ["a-seed-1 cache", "a-seed-1 dynamic"]
+    plan = workspace.plan(
+        PLAN.replace("baseline", 'stages = ["train", "cache", "dynamic"]\nbaseline')
+    )
+    assert workspace.study(plan)[:2] == ["a-seed-1 cache", "a-seed-1 dynamic"]
 
 
-def test_weights_that_are_gone_are_trained_again_only_if_a_stage_needs_them(place):
-    place.study()
+def test_weights_that_are_gone_are_trained_again_only_if_a_stage_needs_them(workspace):
+    workspace.study()
     shutil.rmtree("runs")
-    plan = place.plan(STAGES.replace("[1, 2]", "[1]"))
-    found = States(plan, place.ledger, place.runs)
+    plan = workspace.plan(STAGES.replace("[1, 2]", "[1]"))
+    found = States(plan, workspace.ledger, workspace.runs)
     assert AGAIN in status_table(found)
-    assert place.study(plan)[:3] == CHAIN
+    assert workspace.study(plan)[:3] == CHAIN
     shutil.rmtree("runs")
-    assert place.study(plan) == []
+    assert workspace.study(plan) == []
 
 
 # -- the budget -----------------------------------------------------------------------------------
 
 
-def test_a_job_that_does_not_fit_is_passed_over_for_one_that_does(place):
+def test_a_job_that_does_not_fit_is_passed_over_for_one_that_does(workspace):
     limits = [f'recipe = "tiny.toml"\nset = ["training.max_minutes={limit}"]' for limit in (9, 1)]
     rows = "".join(f'[[row]]\nname = "{name}"\n{limits.pop(0)}\n' for name in "ab")
-    plan = place.plan(f"seeds = [1, 2]\n{rows}")
-    assert place.study(plan, minutes=5) == ["b-seed-1 train", "b-seed-2 train"]
-    assert states(place)["a-seed-1 train"] == MISSING
+    plan = workspace.plan(f"seeds = [1, 2]\n{rows}")
+    assert workspace.study(plan, minutes=5) == ["b-seed-1 train", "b-seed-2 train"]
+    assert states(workspace)["a-seed-1 train"] == MISSING
 
 
-def test_estimates_are_of_finished_jobs_then_of_max_minutes(place):
-    plan = place.plan(PLAN.replace("layer.depth=1", "training.max_minutes=9"))
+def test_estimates_are_of_finished_jobs_then_of_max_minutes(workspace):
+    plan = workspace.plan(PLAN.replace("layer.depth=1", "training.max_minutes=9"))
     a, b = plan.jobs()[:2]
-    empty = States(plan, place.ledger, place.runs)
+    empty = States(plan, workspace.ledger, workspace.runs)
     assert (empty.minutes(a), empty.minutes(b)) == (None, 9)
-    place.behave(b_seed_1__train="fail", b_seed_2__train="fail")
-    place.study(plan)
-    known = States(plan, place.ledger, place.runs)
+    workspace.behave(b_seed_1__train="fail", b_seed_2__train="fail")
+    workspace.study(plan)
+    known = States(plan, workspace.ledger, workspace.runs)
     assert (known.minutes(a), known.minutes(b)) == (pytest.approx(121 / 60), 9)
-    other = place.plan(PLAN.replace('"layer.depth=1"', ""))
-    assert States(other, place.ledger, place.runs).minutes(other.jobs()[1]) is not None
+    other = workspace.plan(PLAN.replace('"layer.depth=1"', ""))
+    assert States(other, workspace.ledger, workspace.runs).minutes(other.jobs()[1]) is not None
 
 
-def test_jobs_stop_at_the_end_of_the_budget_and_resume(place):
-    place.behave(a_seed_1__train="wait")
-    plan = place.plan()
-    place.study(plan, minutes=1.5 / 60)
-    assert place.said[-2] == "a-seed-1 train: stopped after 0.0 min, valid 70.00, test not yet"
-    assert states(place)["a-seed-1 train"] == PARTIAL
-    (row,) = read(place.ledger)
+def test_jobs_stop_at_the_end_of_the_budget_and_resume(workspace):
+    workspace.behave(a_seed_1__train="wait")
+    plan = workspace.plan()
+    workspace.study(plan, minutes=1.5 / 60)
+    assert workspace.said[-2] == "a-seed-1 train: stopped after 0.0 min, valid 70.00, test not yet"
+    assert states(workspace)["a-seed-1 train"] == PARTIAL
+    (row,) = read(workspace.ledger)
     assert (row.epochs, row.valid, row.test) == (1, 70.0, None)
-    assert place.study(plan) == TRAINED
-    assert states(place)["a-seed-1 train"] == DONE
+    assert workspace.study(plan) == TRAINED
+    assert states(workspace)["a-seed-1 train"] == DONE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_as_the_end_of_the_budget_does(place, monkeypatch, number):
-    place.behave(a_seed_1__train="wait")
+def test_ctrl_c_stops_as_the_end_of_the_budget_does(workspace, monkeypatch, number):
+    workspace.behave(a_seed_1__train="wait")
 
     def sleep(_: float) -> None:
         if Path("waiting.txt").exists():
@@ -137,66 +139,66 @@ def test_ctrl_c_stops_as_the_end_of_the_budget_does(place, monkeypatch, number):
     real_sleep = time.sleep
     monkeypatch.setattr(runner.time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        place.study()
-    assert states(place)["a-seed-1 train"] == PARTIAL
+        workspace.study()
+    assert states(workspace)["a-seed-1 train"] == PARTIAL
 
 
-def test_jobs_run_at_once(place):
-    place.behave(a_seed_1__train="meet")
-    assert sorted(place.study(parallel=2)) == sorted(TRAINED)
-    assert set(states(place).values()) == {DONE}
+def test_jobs_run_at_once(workspace):
+    workspace.behave(a_seed_1__train="meet")
+    assert sorted(workspace.study(parallel=2)) == sorted(TRAINED)
+    assert set(states(workspace).values()) == {DONE}
 
 
 # -- failures -------------------------------------------------------------------------------------
 
 
-def test_a_failed_job_is_recorded_and_does_not_stop_the_study(place):
-    place.behave(a_seed_1__train="fail", b_seed_1__train="crash")
-    plan = place.plan(STAGES)
-    started = place.study(plan)
+def test_a_failed_job_is_recorded_and_does_not_stop_the_study(workspace):
+    workspace.behave(a_seed_1__train="fail", b_seed_1__train="crash")
+    plan = workspace.plan(STAGES)
+    started = workspace.study(plan)
     assert "a-seed-1-finetune finetune" not in started  # nothing to start from
     assert "a-seed-2-finetune cache" in started
-    first, second = read_failures(place.ledger)
+    first, second = read_failures(workspace.ledger)
     assert (first.name, first.seed, first.stage) == ("a-seed-1", 1, "train")
     assert first.message == "ValueError: bad luck"
     assert second.message == "killed by SIGKILL; no output"
-    assert states(place)["a-seed-1 train"] == FAILED
-    place.behave()
-    assert place.study(plan) == []
-    again = place.study(plan, retry=True)
+    assert states(workspace)["a-seed-1 train"] == FAILED
+    workspace.behave()
+    assert workspace.study(plan) == []
+    again = workspace.study(plan, retry=True)
     assert again[:2] == ["a-seed-1 train", "a-seed-1-finetune finetune"]
-    assert set(states(place).values()) == {DONE}
+    assert set(states(workspace).values()) == {DONE}
 
 
-def test_a_run_without_a_test_is_a_failure(place):
+def test_a_run_without_a_test_is_a_failure(workspace):
     Path("figures.json").write_text(json.dumps({"a-seed-1": [60.0, "inf"]}))
-    place.study()
-    assert [each.message for each in read_failures(place.ledger)] == ["ended without a result"]
+    workspace.study()
+    assert [each.message for each in read_failures(workspace.ledger)] == ["ended without a result"]
 
 
-def test_a_folder_that_another_process_uses_is_left_to_it(place):
+def test_a_folder_that_another_process_uses_is_left_to_it(workspace):
     with RunFolder("runs/a-seed-1").locked():
-        place.behave(a_seed_1__train="fail")
-        place.study()
-    assert "a-seed-1 train: another process trains in runs/a-seed-1" in place.said
-    assert states(place)["a-seed-1 train"] == MISSING
+        workspace.behave(a_seed_1__train="fail")
+        workspace.study()
+    assert "a-seed-1 train: another process trains in runs/a-seed-1" in workspace.said
+    assert states(workspace)["a-seed-1 train"] == MISSING
 
 
-def test_settings_are_checked_before_the_first_job(place):
+def test_settings_are_checked_before_the_first_job(workspace):
     missing = PLAN.replace("layer.depth=1", "data.corpus=nowhere")
     with pytest.raises(Exception, match="nowhere"):
-        place.study(place.plan(missing))
-    assert place.started() == []
-    place.study()
-    (place.ledger).unlink()
+        workspace.study(workspace.plan(missing))
+    assert workspace.started() == []
+    workspace.study()
+    (workspace.ledger).unlink()
     shutil.rmtree("runs/a-seed-1")
     folder = RunFolder("runs/b-seed-1")
     folder.recipe.write_text(folder.recipe.read_text().replace("depth = 1", "depth = 2"))
     with pytest.raises(SettingsError, match="b-seed-1: has a run with other settings than row b"):
-        place.study()
+        workspace.study()
 
 
-def test_rows_of_two_tasks_are_two_plans(place):
+def test_rows_of_two_tasks_are_two_plans(workspace):
     Path("plan.toml").write_text(PLAN + '[[row]]\nname = "c"\nrecipe = "mt-demo"\n')
     with pytest.raises(SettingsError, match="different tasks"):
         read_plan("plan.toml")
@@ -205,12 +207,12 @@ def test_rows_of_two_tasks_are_two_plans(place):
 # -- commands -------------------------------------------------------------------------------------
 
 
-def test_commands_are_those_that_a_user_types(place):
+def test_commands_are_those_that_a_user_types(workspace):
     text = STAGES.replace("seeds", 'finetune_set = ["training.epochs=3"]\nseeds')
     text = text.replace("[[row]]", '[options]\ncache = ["--search"]\n\n[[row]]', 1)
-    plan = place.plan(text)
+    plan = workspace.plan(text)
     jobs = [job for job in plan.jobs() if (job.row.name, job.seed) == ("b", 2)]
-    assert [" ".join(command(job, plan, place.runs, "cpu")) for job in jobs] == [
+    assert [" ".join(command(job, plan, workspace.runs, "cpu")) for job in jobs] == [
         "train tiny.toml --name b-seed-2 --runs runs --set layer.depth=1 --set training.seed=2 "
         "--device cpu -q",
         "finetune runs/b-seed-2 --name b-seed-2-finetune --set training.epochs=3 --device cpu -q",
@@ -231,9 +233,9 @@ runner.StudyRunner(read_plan("plan.toml"), Path("results.jsonl"), Path("runs")).
 
 
 @pytest.mark.slow
-def test_a_killed_study_resumes(place):
-    place.behave(b_seed_1__train="wait")
-    plan = place.plan()
+def test_a_killed_study_resumes(workspace):
+    workspace.behave(b_seed_1__train="wait")
+    plan = workspace.plan()
     study = subprocess.Popen(
         [sys.executable, "-c", STUDY],
         stdout=subprocess.DEVNULL,
@@ -247,10 +249,10 @@ def test_a_killed_study_resumes(place):
     study.kill()
     study.wait()
     os.kill(int(Path("waiting.txt").read_text()), signal.SIGKILL)
-    assert [row.name for row in read(place.ledger)] == ["a-seed-1"]
-    with place.ledger.open("ab") as stream:
+    assert [row.name for row in read(workspace.ledger)] == ["a-seed-1"]
+    with workspace.ledger.open("ab") as stream:
         stream.write(b'{"kind": "resu')  # it may have been writing
-    place.behave()
+    workspace.behave()
     shutil.rmtree("runs")
-    assert place.study(plan) == TRAINED[1:]
-    assert set(states(place).values()) == {DONE}
+    assert workspace.study(plan) == TRAINED[1:]
+    assert set(states(workspace).values()) == {DONE}

@@ -18,14 +18,14 @@ set = ["layer.name=tied"]
 
 
 @pytest.fixture(scope="module")
-def place(place):
-    (place / "plan.toml").write_text(PLAN)
-    return place
+def workspace(workspace):
+    (workspace / "plan.toml").write_text(PLAN)
+    return workspace
 
 
 @pytest.mark.slow
-def test_a_plan_becomes_a_table(drill):
-    code, out, err = drill("study", "plan.toml", "--device", "cpu", "--minutes", "10")
+def test_a_plan_becomes_a_table(run_cli):
+    code, out, err = run_cli("study", "plan.toml", "--device", "cpu", "--minutes", "10")
     assert (code, out) == (0, "")
     assert [line.partition(":")[0] for line in err.splitlines()] == [
         "tied-seed-1 train",
@@ -37,31 +37,31 @@ def test_a_plan_becomes_a_table(drill):
     lines = Path("results/tiny.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert kinds == ["result", "evaluation", "evaluation"]
-    assert drill("study", "plan.toml", "--status")[1].splitlines()[1].split() == [
+    assert run_cli("study", "plan.toml", "--status")[1].splitlines()[1].split() == [
         "tied", "1", "done", "done",
     ]  # fmt: skip
-    assert drill("study", "plan.toml") == (0, "", "results/tiny.jsonl: 2 of 2 jobs done\n")
-    report = drill("study", "plan.toml", "--report", "--time-to", "100")[1]
+    assert run_cli("study", "plan.toml") == (0, "", "results/tiny.jsonl: 2 of 2 jobs done\n")
+    report = run_cli("study", "plan.toml", "--report", "--time-to", "100")[1]
     assert "### cache" in report
     assert "| tied | 1 |" in report
-    out = drill("study", "plan.toml", "--report", "--html", "study.html")[1]
+    out = run_cli("study", "plan.toml", "--report", "--html", "study.html")[1]
     assert out == "wrote study.html\n"
     assert "Results of cache" in Path("study.html").read_text()
 
 
-def test_the_ledger_next_to_the_folder_of_the_plan_is_found(drill, tmp_path):
+def test_the_ledger_next_to_the_folder_of_the_plan_is_found(run_cli, tmp_path):
     plan = tmp_path / "studies" / "plan.toml"
     plan.parent.mkdir()
     plan.write_text(PLAN.replace('"tiny"', '"elsewhere"').replace("tiny.toml", "ptb-tied"))
-    code, _, err = drill("study", str(plan), "--status")
+    code, _, err = run_cli("study", str(plan), "--status")
     assert (code, err) == (0, "results/elsewhere.jsonl: no results yet\n")
     ledger = tmp_path / "results" / "elsewhere.jsonl"
     ledger.parent.mkdir()
     ledger.write_text("")
-    assert drill("study", str(plan), "--status")[2] == ""
+    assert run_cli("study", str(plan), "--status")[2] == ""
 
 
-def test_options_of_reports_need_one(drill):
+def test_options_of_reports_need_one(run_cli):
     for words in (("--time-to", "60"), ("--html", "study.html")):
-        code, _, err = drill("study", "plan.toml", *words)
+        code, _, err = run_cli("study", "plan.toml", *words)
         assert (code, err.split()[1]) == (1, f"{words[0]}:")

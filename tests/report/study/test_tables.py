@@ -35,19 +35,19 @@ n: seeds; ± is the standard error of the mean. Differences to the baseline are 
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     made = make_workspace(tmp_path, monkeypatch)
     Path("figures.json").write_text(json.dumps(FIGURES))
     return made
 
 
-def test_the_table_has_means_and_paired_differences(place):
-    plan = place.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
-    place.study(plan)
-    assert report(States(plan, place.ledger, None), [60.0]) == GOLDEN
+def test_the_table_has_means_and_paired_differences(workspace):
+    plan = workspace.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
+    workspace.study(plan)
+    assert report(States(plan, workspace.ledger, None), [60.0]) == GOLDEN
 
 
-def test_bits_per_byte_and_loss_by_frequency(place):
+def test_bits_per_byte_and_loss_by_frequency(workspace):
     def figures(bits: float, rare: float, low: int) -> tuple:
         bands = [[0, 1, 0, 0, 0.0], [low, 100, 2, 4, 4 * rare], [100, None, 3, 10, 20.0]]
         names = ("low", "high", "types", "tokens", "loss")
@@ -57,44 +57,44 @@ def test_bits_per_byte_and_loss_by_frequency(place):
     values = {"a": (1.2, 5.0, 3), "b": (1.1, 4.5, 1)}  # 1: an earlier row
     made = {f"{a}-seed-{n}": figures(*v) for a, v in values.items() for n in (1, 2)}
     Path("figures.json").write_text(json.dumps(made))
-    plan = place.plan()
-    place.study(plan)
-    text = report(States(plan, place.ledger, None))
+    plan = workspace.plan()
+    workspace.study(plan)
+    text = report(States(plan, workspace.ledger, None))
     assert "| 1.1000 ± 0.0000 |" in text
     assert "| -0.1000 (-0.1000 to -0.1000) |" in text
     line = "| b | 2 | 4.500 ± 0.000 | -0.500 (-0.500 to -0.500) | 2.000 ± 0.000 |"
     assert line in text.split("loss by training count")[1]
 
 
-def test_one_seed_has_no_error(place):
-    plan = place.plan(PLAN.replace("[1, 2]", "[1]"))
-    place.study(plan)
-    text = report(States(plan, place.ledger, None))
+def test_one_seed_has_no_error(workspace):
+    plan = workspace.plan(PLAN.replace("[1, 2]", "[1]"))
+    workspace.study(plan)
+    text = report(States(plan, workspace.ledger, None))
     assert "| a | 1 | 60.00 | 58.00 |  |  |  |  | 2.0 |" in text
     assert "| b | 1 | 59.00 | 57.00 | -1.00 | - | -1.00 | - | 2.0 |" in text
 
 
-def test_only_common_seeds_are_compared(place):
-    plan = place.plan(PLAN + "seeds = [2, 3]\n")
-    place.study(plan)
+def test_only_common_seeds_are_compared(workspace):
+    plan = workspace.plan(PLAN + "seeds = [2, 3]\n")
+    workspace.study(plan)
     assert "| b | 2 | 59.00 ± 0.00 | 57.00 ± 0.00 | -2.00 |" in report(
-        States(plan, place.ledger, None)
+        States(plan, workspace.ledger, None)
     )
 
 
-def test_what_is_not_in_the_table_is_named(place):
-    place.behave(a_seed_1__train="wait", b_seed_1__train="fail")
-    plan = place.plan()
-    place.study(plan, minutes=1.5 / 60)
-    place.behave(b_seed_1__train="fail", a_seed_1__train="fail")
-    place.study(place.plan(PLAN.replace("[1, 2]", "[1]")))
-    assert report(States(plan, place.ledger, None)).split("### Not in the tables\n")[1] == (
+def test_what_is_not_in_the_table_is_named(workspace):
+    workspace.behave(a_seed_1__train="wait", b_seed_1__train="fail")
+    plan = workspace.plan()
+    workspace.study(plan, minutes=1.5 / 60)
+    workspace.behave(b_seed_1__train="fail", a_seed_1__train="fail")
+    workspace.study(workspace.plan(PLAN.replace("[1, 2]", "[1]")))
+    assert report(States(plan, workspace.ledger, None)).split("### Not in the tables\n")[1] == (
         "\n- a-seed-1 train: failed; ValueError: bad luck\n"
         "- b-seed-1 train: failed; ValueError: bad luck\n"
         "- a-seed-2 train: missing\n"
         "- b-seed-2 train: missing\n"
     )
-    assert status_table(States(plan, place.ledger, place.runs)) == (
+    assert status_table(States(plan, workspace.ledger, workspace.runs)) == (
         "row  seed  train    minutes left\n"
         "a    1     failed\n"
         "a    2     missing  ?\n"
@@ -104,50 +104,50 @@ def test_what_is_not_in_the_table_is_named(place):
     )
 
 
-def test_partial_runs_and_repeated_ones_are_named(place):
-    place.behave(a_seed_1__train="wait")
-    plan = place.plan()
-    place.study(plan, minutes=1.5 / 60)
-    text = report(States(plan, place.ledger, None))
+def test_partial_runs_and_repeated_ones_are_named(workspace):
+    workspace.behave(a_seed_1__train="wait")
+    plan = workspace.plan()
+    workspace.study(plan, minutes=1.5 / 60)
+    text = report(States(plan, workspace.ledger, None))
     assert "- a-seed-1 train: partial; epochs 1, lowest valid 70.00\n" in text
-    place.study(plan)
-    assert "Not in the tables" not in report(States(plan, place.ledger, None))
+    workspace.study(plan)
+    assert "Not in the tables" not in report(States(plan, workspace.ledger, None))
 
 
-def test_stages_have_tables_of_their_own(place):
+def test_stages_have_tables_of_their_own(workspace):
     stages = PLAN.replace("baseline", 'stages = ["train", "finetune", "dynamic"]\nbaseline')
-    plan = place.plan(stages)
-    place.study(plan)
-    text = report(States(plan, place.ledger, None), [60.0])
+    plan = workspace.plan(stages)
+    workspace.study(plan)
+    text = report(States(plan, workspace.ledger, None), [60.0])
     dynamic = text.split("### dynamic")[1]
     assert "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |  |  |  | 1.0 |" in dynamic
     assert "minutes to 60" not in dynamic
     assert "### finetune" in text
 
 
-def test_held_out_words_have_a_table(place):
+def test_held_out_words_have_a_table(workspace):
     top = 'stages = ["train", "words"]\nset = ["data.held_out=1"]\nbaseline'
-    plan = place.plan(PLAN.replace("baseline", top))
-    place.study(plan)
-    rows = report(States(plan, place.ledger, None)).split("### words")[1].splitlines()
+    plan = workspace.plan(PLAN.replace("baseline", top))
+    workspace.study(plan)
+    rows = report(States(plan, workspace.ledger, None)).split("### words")[1].splitlines()
     assert rows[2].startswith("| row | n | valid | test | back-off | mixed | among | rank | mass |")
     start = "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | - | - | 7.00 ± 0.00 | - | 0.2500 ± 0.0000 |"
     assert rows[4].startswith(start)
 
 
-def test_the_table_has_the_papers_figures(place):
+def test_the_table_has_the_papers_figures(workspace):
     Path("ptb-tied.toml").write_text(Path("tiny.toml").read_text())
-    plan = place.plan(PLAN.replace("tiny.toml", "ptb-tied.toml"))
-    place.study(plan)
-    text = report(States(plan, place.ledger, None))
+    plan = workspace.plan(PLAN.replace("tiny.toml", "ptb-tied.toml"))
+    workspace.study(plan)
+    text = report(States(plan, workspace.ledger, None))
     assert "| 60.7 / 58.8 | -0.2 / -0.3 |" in text  # of row a: 60.5 and 58.5
 
 
-def test_a_page_has_the_tables_and_curves_over_seeds(place):
-    plan = place.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
-    place.behave(b_seed_3__train="fail")
-    place.study(plan)
-    page = write_study_page(States(plan, place.ledger, None), Path("study.html"), [60.0])
+def test_a_page_has_the_tables_and_curves_over_seeds(workspace):
+    plan = workspace.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
+    workspace.behave(b_seed_3__train="fail")
+    workspace.study(plan)
+    page = write_study_page(States(plan, workspace.ledger, None), Path("study.html"), [60.0])
     text = page.read_text()
     assert "59.00 ± 0.58" in text
     assert "minutes to 60" in text

@@ -10,7 +10,7 @@ from torch import nn
 
 from drill.training.optim import AveragedSgd, NonMonotonicTrigger, averaged, inverse_sqrt, one_cycle
 
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = pytest.mark.usefixtures("fixed_seed")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.tiny_runs import rows, with_a_test_at
 from tests.tiny_tasks import stop
 from tests.tiny_texts import small
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = pytest.mark.usefixtures("empty_cache")
 TEN_MINUTES = "training.max_minutes=10"
 
 
@@ -24,14 +24,14 @@ def read(folder: Path) -> dict:
     return json.loads((folder / "environment.json").read_text())
 
 
-def test_every_resume_is_added(tmp_path, texts, monkeypatch):
+def test_every_resume_is_added(tmp_path, text_folder, monkeypatch):
     folder = tmp_path / "run"
-    stop(small(texts), folder, 5)
+    stop(small(text_folder), folder, 5)
     first = read(folder)
     assert "resumed" not in first
     for commit, epochs in (("later", 1), ("latest", 2)):
         monkeypatch.setenv("DRILL_COMMIT", commit)
-        assert train(small(texts, f"training.epochs={epochs}"), folder, device="cpu").finished
+        assert train(small(text_folder, f"training.epochs={epochs}"), folder, device="cpu").finished
     found = read(folder)
     starts = found.pop("resumed")
     assert found == first
@@ -41,38 +41,40 @@ def test_every_resume_is_added(tmp_path, texts, monkeypatch):
     assert all(set(each) < set(first) for each in starts)
 
 
-def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, texts):
+def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, text_folder):
     folder = tmp_path / "run"
     still = ("optimizer.lr=100", "training.patience=0")  # soon an epoch is worse than the best
-    settings = small(texts, *still, "training.epochs=9", name="ptb-tied")
+    settings = small(text_folder, *still, "training.epochs=9", name="ptb-tied")
     assert train(settings, folder, device="cpu").epoch < 9
     before = (folder / "environment.json").read_bytes()
-    settings = small(texts, *still, "training.epochs=12", name="ptb-tied")
+    settings = small(text_folder, *still, "training.epochs=12", name="ptb-tied")
     assert train(settings, folder, device="cpu").epoch < 9
     assert (folder / "environment.json").read_bytes() == before
 
 
-def test_time_in_tests_ends_no_run(tmp_path, texts):
+def test_time_in_tests_ends_no_run(tmp_path, text_folder):
     folder = tmp_path / "run"
     for epochs in (1, 2):
-        train(small(texts, f"training.epochs={epochs}"), folder, device="cpu")
+        train(small(text_folder, f"training.epochs={epochs}"), folder, device="cpu")
         with_a_test_at(folder, 1000.0)
-    train(small(texts, "training.epochs=3"), folder, device="cpu")
+    train(small(text_folder, "training.epochs=3"), folder, device="cpu")
     assert RunFolder(folder).last_numbers()["elapsed"] >= 1000.0
-    assert not has_ended(RunFolder(folder), small(texts, "training.epochs=4", TEN_MINUTES))
-    assert has_ended(RunFolder(folder), small(texts, "training.epochs=3", TEN_MINUTES))
+    assert not has_ended(RunFolder(folder), small(text_folder, "training.epochs=4", TEN_MINUTES))
+    assert has_ended(RunFolder(folder), small(text_folder, "training.epochs=3", TEN_MINUTES))
 
 
 @pytest.mark.parametrize("epochs", [2, 3])
-def test_a_resume_that_saved_nothing_is_replaced_by_the_next(tmp_path, texts, monkeypatch, epochs):
+def test_a_resume_that_saved_nothing_is_replaced_by_the_next(
+    tmp_path, text_folder, monkeypatch, epochs
+):
     folder = tmp_path / "run"
-    train(small(texts), folder, device="cpu")
+    train(small(text_folder), folder, device="cpu")
     with monkeypatch.context() as patch:  # it ends with its first checkpoint not yet written
         patch.setattr("drill.training.run.checkpoint.save", lambda *_, **__: sys.exit())
         with pytest.raises(SystemExit):
-            train(small(texts, "training.epochs=3"), folder, device="cpu")
+            train(small(text_folder, "training.epochs=3"), folder, device="cpu")
     monkeypatch.setenv("DRILL_COMMIT", "later")
-    settings = small(texts, f"training.epochs={epochs}")
+    settings = small(text_folder, f"training.epochs={epochs}")
     assert train(settings, folder, device="cpu").epoch == epochs
     assert [each["commit"] for each in read(folder)["resumed"]] == ["later"]
     assert read_settings(folder / "recipe.toml") == settings

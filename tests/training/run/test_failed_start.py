@@ -19,40 +19,40 @@ FAULTS = {
 }
 
 
-def fails(drill, *words: str) -> None:
-    code, out, err = drill(*words)
+def fails(run_cli, *words: str) -> None:
+    code, out, err = run_cli(*words)
     assert (code, out, err.splitlines()[-1][:7]) == (1, "", "drill: "), (code, out, err)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_no_folder_stays_without_the_gpu_that_is_asked_for(drill):
-    fails(drill, *MODEL, "--device", "cuda", "--runs", "fresh/runs")
+def test_no_folder_stays_without_the_gpu_that_is_asked_for(run_cli):
+    fails(run_cli, *MODEL, "--device", "cuda", "--runs", "fresh/runs")
     assert not Path("fresh").exists()
 
 
 @pytest.mark.parametrize("left", ["no folder", "empty", "killed run"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failed_start_leaves_the_folder_as_it_was(drill, tmp_path, fault, left):
+def test_a_failed_start_leaves_the_folder_as_it_was(run_cli, tmp_path, fault, left):
     runs = tmp_path / "fresh" / "runs"
     if left != "no folder":
         (runs / "mine").mkdir(parents=True)
     if left == "killed run":
         (runs / "mine" / "recipe.toml").write_text("[]")
     before = contents(tmp_path)
-    fails(drill, *MODEL, *FAULTS[fault], "--runs", str(runs), "--name", "mine")
+    fails(run_cli, *MODEL, *FAULTS[fault], "--runs", str(runs), "--name", "mine")
     assert contents(tmp_path) == before
 
 
-def test_a_run_that_cannot_resume_stays_as_it_was(drill, place, monkeypatch):
+def test_a_run_that_cannot_resume_stays_as_it_was(run_cli, workspace, monkeypatch):
     """Neither recipe.toml nor environment.json changes."""
 
     def fail(*_: object, **__: object) -> None:
         raise CheckpointError("checkpoint.safetensors: is damaged")
 
     monkeypatch.setattr("drill.training.state.TrainingState.restore", fail)
-    before = contents(place / "runs/tiny")
-    fails(drill, *MODEL, "--set", "training.epochs=7")
-    assert contents(place / "runs/tiny") == before
+    before = contents(workspace / "runs/tiny")
+    fails(run_cli, *MODEL, "--set", "training.epochs=7")
+    assert contents(workspace / "runs/tiny") == before
 
 
 @pytest.mark.parametrize("trained", [False, True])

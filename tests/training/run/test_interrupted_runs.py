@@ -22,7 +22,7 @@ STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train re
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
+def in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -17,34 +17,36 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("task", COMMANDS)
-def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(drill, place, task, caplog):
+def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(
+    run_cli, workspace, task, caplog
+):
     name = f"longer {task}"
     first = ("train", *COMMANDS[task], "--name", name, *ON_A_CPU)
-    assert drill(*first)[0] == 0
-    code, longer, _ = drill("train", f"runs/{name}", "--set", "training.epochs=2", *ON_A_CPU)
-    before = contents(place / "runs" / name)
+    assert run_cli(*first)[0] == 0
+    code, longer, _ = run_cli("train", f"runs/{name}", "--set", "training.epochs=2", *ON_A_CPU)
+    before = contents(workspace / "runs" / name)
     caplog.clear()
-    assert drill(*first)[:2] == (code, longer) == (0, longer)
+    assert run_cli(*first)[:2] == (code, longer) == (0, longer)
     assert "(best of 2 epochs: " in longer
     assert [f"runs/{name}: has already used 2 epochs" in each for each in caplog.messages] == [True]
-    assert contents(place / "runs" / name) == before
+    assert contents(workspace / "runs" / name) == before
 
 
 @pytest.mark.parametrize(
     ("task", "limit"), [(LM, "epochs=1"), (MT, "max_minutes=1e-6"), (MT, "max_steps=1")]
 )
-def test_a_longer_run_that_was_stopped_is_not_ended(drill, place, task, limit):
+def test_a_longer_run_that_was_stopped_is_not_ended(run_cli, workspace, task, limit):
     """Its test would replace what it had found before it went on."""
     name = f"stopped {task} {limit}"
     own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
-    assert drill("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
+    assert run_cli("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
     once = RunFolder(f"runs/{name}").last_numbers()["step"]
     with interrupted(task, once * 3 // 2):
-        assert drill(*own, "training.epochs=30")[0] == 130
-    before = contents(place / "runs" / name)
-    code, out, err = drill(*own, f"training.{limit}")
+        assert run_cli(*own, "training.epochs=30")[0] == 130
+    before = contents(workspace / "runs" / name)
+    code, out, err = run_cli(*own, f"training.{limit}")
     assert (code, out) == (1, "")
     assert err.startswith(f"drill: runs/{name}: has already used ")
     assert f"set training.{limit.partition('=')[0]} above that" in err
-    assert contents(place / "runs" / name) == before
-    assert drill(*own, "training.epochs=4")[0] == 0
+    assert contents(workspace / "runs" / name) == before
+    assert run_cli(*own, "training.epochs=4")[0] == 0
