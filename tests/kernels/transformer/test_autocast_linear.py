@@ -74,7 +74,8 @@ def test_several_products_of_one_are_those_of_each(device, half):
     maps = [(torch.randn(o, 16, device=device), torch.randn(o, device=device)) for o in (24, 8, 40)]
     leaves = [x, *(each.requires_grad_() for pair in maps for each in pair)]
     weights = cast_together(maps, torch.bfloat16 if half else torch.float32)
-    given = [torch.randn(3, 21, o, device=device).to(weights[0].half.dtype) for o in (24, 8, 40)]
+    dtype = weights[0].half_weight.dtype
+    given = [torch.randn(3, 21, o, device=device).to(dtype) for o in (24, 8, 40)]
     together, apart = products(x, weights), [of_weights(x, each) for each in weights]
     torch.testing.assert_close(list(together), apart)
     found = torch.autograd.grad(together, leaves, given)

@@ -129,10 +129,10 @@ def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
     def both(inside, apply):
         torch.manual_seed(1)
         if kernel == "relu_dropout":
-            out = relu_dropout(inside, b, x_map=apply, **seed(DROPOUT, device))
+            out = relu_dropout(inside, b, x_linear=apply, **seed(DROPOUT, device))
             return [out, *torch.autograd.grad(out, [y, matrix, b], given[1])]
         options = {"y_bias": b, "dtype": half, **seed(DROPOUT, device)}
-        out = residual_norm(x, inside, gamma, beta, y_map=apply, **options)
+        out = residual_norm(x, inside, gamma, beta, y_linear=apply, **options)
         return [*out, *torch.autograd.grad(out, leaves, given)]
 
     apart = both(matrix_product(y, weights._replace(bias=None, half_bias=None)), None)
@@ -271,9 +271,9 @@ def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
         ("weight", {"weight": (8,)}),
         ("bias", {"bias": (1, 16)}),
         ("y_bias", {"y_bias": (8,)}),
-        ("y_map", {"y_map": (8, 16)}),
-        ("y_map", {"y_map": (16, 4)}),
-        ("y", {"y_map": (16, 4), "y": (1, 4)}),
+        ("y_linear", {"y_linear": (8, 16)}),
+        ("y_linear", {"y_linear": (16, 4)}),
+        ("y", {"y_linear": (16, 4), "y": (1, 4)}),
     ],
     ids=str,
 )
@@ -281,8 +281,8 @@ def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
 def test_shapes_that_do_not_fit_raise(device, wrong, given):
     usual = {"x": (64, 16), "y": (64, 16), "weight": (16,), "bias": (16,)}
     made = {name: torch.zeros(shape, device=device) for name, shape in (usual | given).items()}
-    if "y_map" in made:
-        (made["y_map"],) = cast_together([(made["y_map"], None)], torch.float32)
+    if "y_linear" in made:
+        (made["y_linear"],) = cast_together([(made["y_linear"], None)], torch.float32)
     with pytest.raises(ValueError, match=f"residual_norm: {wrong} "):
         residual_norm(**made)
     with pytest.raises(ValueError, match="relu_dropout: bias "):

@@ -19,19 +19,19 @@ from drill.kernels.runtime.checks import invalid
 from drill.kernels.runtime.dispatch import autocast_on
 
 
-class Weights(NamedTuple):
+class LinearWeights(NamedTuple):
     """The weights of a linear map, and the same in the dtype of products."""
 
     weight: Tensor  # (o, i)
     bias: Tensor | None  # (o,)
-    half: Tensor
+    half_weight: Tensor
     half_bias: Tensor | None
 
 
 @torch.no_grad()
 def cast_together(
     maps: Sequence[tuple[Tensor, Tensor | None]], dtype: torch.dtype
-) -> list[Weights]:
+) -> list[LinearWeights]:
     """Cast the weights of many maps by one launch."""
     wide: list[Tensor] = []
     half: list[Tensor] = []
@@ -44,7 +44,7 @@ def cast_together(
         return half[-1]
 
     made = [
-        Weights(weight, bias, to_come(weight), None if bias is None else to_come(bias))
+        LinearWeights(weight, bias, to_come(weight), None if bias is None else to_come(bias))
         for weight, bias in maps
     ]
     if wide:
@@ -52,24 +52,24 @@ def cast_together(
     return made
 
 
-def product(x: Tensor, weights: Weights) -> Tensor:
+def product(x: Tensor, weights: LinearWeights) -> Tensor:
     """``F.linear`` in the dtype that the weights are cast to; for training."""
-    if weights.half is weights.weight:
+    if weights.half_weight is weights.weight:
         return F.linear(x, weights.weight, weights.bias)
     return cast(Tensor, _Product.apply(x, *weights))
 
 
-def products(x: Tensor, maps: Sequence[Weights]) -> tuple[Tensor, ...]:
+def products(x: Tensor, maps: Sequence[LinearWeights]) -> tuple[Tensor, ...]:
     """``product`` of several maps with bias for one x, as one product.
 
     Its parts share their memory, and so do the gradients of the weights: who keeps one keeps all.
     Until backward it keeps another copy of all matrices.
     """
     with torch.no_grad():  # gradients go to the weights by themselves
-        half = torch.cat([each.half for each in maps])
+        half_weight = torch.cat([each.half_weight for each in maps])
         half_bias = torch.cat([cast(Tensor, each.half_bias) for each in maps])
     matrices, biases = ([each[i] for each in maps] for i in (0, 1))
-    return cast(tuple[Tensor, ...], _Products.apply(x, half, half_bias, *matrices, *biases))
+    return cast(tuple[Tensor, ...], _Products.apply(x, half_weight, half_bias, *matrices, *biases))
 
 
 class _Product(torch.autograd.Function):
@@ -79,21 +79,21 @@ class _Product(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        half: Tensor,
+        half_weight: Tensor,
         half_bias: Tensor | None,
     ) -> Tensor:
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        x = x.to(half.dtype)
-        ctx.save_for_backward(x, half)
-        return F.linear(x, half, half_bias)
+        x = x.to(half_weight.dtype)
+        ctx.save_for_backward(x, half_weight)
+        return F.linear(x, half_weight, half_bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, half = ctx.saved_tensors
+        x, half_weight = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         wanted = ctx.needs_input_grad
-        d_x, d_weight = product_gradients(grad, x, half, (x_dtype, weight_dtype), wanted[:2])
+        d_x, d_weight = product_gradients(grad, x, half_weight, (x_dtype, weight_dtype), wanted[:2])
         d_bias = _summed(grad, bias_dtype) if wanted[2] else None
         return d_x, d_weight, d_bias, None, None
 
@@ -101,25 +101,25 @@ class _Product(torch.autograd.Function):
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, half: Tensor, half_bias: Tensor, *weights: Tensor
+        ctx: Any, x: Tensor, half_weight: Tensor, half_bias: Tensor, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         matrices = weights[: len(weights) // 2]
         ctx.sizes = [each.shape[0] for each in matrices]
         ctx.dtypes = x.dtype, weights[0].dtype, weights[-1].dtype
-        x = x.to(half.dtype)
-        ctx.save_for_backward(x, half)
-        return F.linear(x, half, half_bias).split(ctx.sizes, -1)
+        x = x.to(half_weight.dtype)
+        ctx.save_for_backward(x, half_weight)
+        return F.linear(x, half_weight, half_bias).split(ctx.sizes, -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, half = ctx.saved_tensors
+        x, half_weight = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         grad = torch.cat(grads, -1)
         x_wanted, _, _, *wanted = ctx.needs_input_grad
         maps = len(ctx.sizes)
         either = x_wanted, any(wanted[:maps])
-        d_x, d_weight = product_gradients(grad, x, half, (x_dtype, weight_dtype), either)
+        d_x, d_weight = product_gradients(grad, x, half_weight, (x_dtype, weight_dtype), either)
         d_bias = _summed(grad, bias_dtype) if any(wanted[maps:]) else None
         parts: list[Tensor | None] = []
         for whole in (d_weight, d_bias):
@@ -131,18 +131,18 @@ class _Products(torch.autograd.Function):
 def product_gradients(
     grad: Tensor,  # (..., o)
     x: Tensor,  # (..., i), of the dtype of grad
-    half: Tensor,  # (o, i), of the same
+    half_weight: Tensor,  # (o, i), of the same
     dtypes: tuple[torch.dtype, torch.dtype],
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and W in these dtypes; None for those that are not wanted."""
     if autocast_on(grad.device):  # backward may be called under it
         with torch.autocast(grad.device.type, enabled=False):
-            return product_gradients(grad, x, half, dtypes, wanted)
+            return product_gradients(grad, x, half_weight, dtypes, wanted)
     x_dtype, weight_dtype = dtypes
     d_x = d_weight = None
     if wanted[0]:
-        d_x = torch.matmul(grad, half)
+        d_x = torch.matmul(grad, half_weight)
         d_x = d_x if d_x.dtype == x_dtype else d_x.to(x_dtype)
     if wanted[1]:
         rows = grad.reshape(-1, grad.shape[-1])  # (N, o)
@@ -172,9 +172,11 @@ def check_vector(function: str, name: str, vector: Tensor, width: int) -> None:
         raise invalid(function, name, f"of shape ({width},)", tuple(vector.shape))
 
 
-def check_map(function: str, name: str, x_map: Weights, inputs: int, outputs: int | None) -> None:
-    """Raise unless a map has this shape; ``outputs`` None allows any number."""
-    shape = x_map.weight.shape
+def check_linear(
+    function: str, name: str, linear: LinearWeights, inputs: int, outputs: int | None
+) -> None:
+    """Raise unless the weight has this shape; ``outputs`` None allows any number."""
+    shape = linear.weight.shape
     wanted = (shape[0] if outputs is None else outputs, inputs)
-    if shape != wanted or x_map.half.shape != shape:
+    if shape != wanted or linear.half_weight.shape != shape:
         raise invalid(function, name, f"of shape {tuple(wanted)}", tuple(shape))

@@ -19,33 +19,33 @@ from torch import Tensor
 from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.checks import require
 from drill.kernels.transformer.autocast_linear import (
-    Weights,
-    check_map,
+    LinearWeights,
+    check_linear,
     check_vector,
     product_gradients,
 )
 
 
 def relu_dropout(
-    x: Tensor,  # (..., m), or (..., i) where x_map is given
+    x: Tensor,  # (..., m), or (..., i) where x_linear is given
     bias: Tensor,  # (m,)
     dropout: float,
     *,
-    x_map: Weights | None = None,  # (m, i)
+    x_linear: LinearWeights | None = None,  # (m, i)
     seed: Tensor | None = None,  # (1,) or more, the first counts
 ) -> Tensor:
     """drop(relu(x + bias)) in the dtype of x, rounded once, by the kernels.
 
-    ``x_map`` is a matrix W still to be applied, x W^T in place of x; its own bias is not looked at.
+    ``x_linear`` has a weight W still to be applied, x W^T in place of x; its bias is not read.
     Dropout above 0 needs a ``seed``, from ``drill.kernels.runtime.dropout_masks.drawn_seeds``.
     """
-    if x_map is not None:
-        check_map("relu_dropout", "x_map", x_map, x.shape[-1], None)
-    width = x.shape[-1] if x_map is None else x_map.weight.shape[0]
+    if x_linear is not None:
+        check_linear("relu_dropout", "x_linear", x_linear, x.shape[-1], None)
+    width = x.shape[-1] if x_linear is None else x_linear.weight.shape[0]
     check_vector("relu_dropout", "bias", bias, width)
     require(dropout == 0.0 or seed is not None, "relu_dropout", "seed", "a tensor", seed)
-    matrix, half = (None, None) if x_map is None else (x_map.weight, x_map.half)
-    return cast(Tensor, _ReluDropout.apply(x, matrix, half, bias, seed, float(dropout)))
+    weights = (None, None) if x_linear is None else (x_linear.weight, x_linear.half_weight)
+    return cast(Tensor, _ReluDropout.apply(x, *weights, bias, seed, float(dropout)))
 
 
 @cache
@@ -60,31 +60,31 @@ class _ReluDropout(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        matrix: Tensor | None,
-        half: Tensor | None,
+        weight: Tensor | None,
+        half_weight: Tensor | None,
         bias: Tensor,
         seed: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        ctx.dtypes = x.dtype, None if matrix is None else matrix.dtype, bias.dtype
-        inside = None
-        if half is not None:
-            inside = x.to(half.dtype)
-            x = F.linear(inside, half)
+        ctx.dtypes = x.dtype, None if weight is None else weight.dtype, bias.dtype
+        x_half = None
+        if half_weight is not None:
+            x_half = x.to(half_weight.dtype)
+            x = F.linear(x_half, half_weight)
         out: Tensor = _kernels().forward(x.contiguous(), bias.contiguous(), seed, dropout)
-        ctx.save_for_backward(out, inside, half)
+        ctx.save_for_backward(out, x_half, half_weight)
         ctx.dropout = dropout
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, inside, half = ctx.saved_tensors
-        x_dtype, matrix_dtype, bias_dtype = ctx.dtypes
+        out, x_half, half_weight = ctx.saved_tensors
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         d_x, d_bias = _kernels().backward(grad.contiguous(), out, ctx.dropout)
-        d_matrix = None
-        if inside is not None:
-            dtypes = x_dtype, matrix_dtype
-            d_x, d_matrix = product_gradients(d_x, inside, half, dtypes, ctx.needs_input_grad[:2])
+        d_weight = None
+        if x_half is not None:
+            dtypes, wanted = (x_dtype, weight_dtype), ctx.needs_input_grad[:2]
+            d_x, d_weight = product_gradients(d_x, x_half, half_weight, dtypes, wanted)
         d_bias = d_bias if d_bias.dtype == bias_dtype else d_bias.to(bias_dtype)
-        return d_x, d_matrix, None, d_bias, None, None
+        return d_x, d_weight, None, d_bias, None, None

@@ -23,8 +23,8 @@ from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.checks import invalid, require
 from drill.kernels.runtime.dispatch import triton_missing
 from drill.kernels.transformer.autocast_linear import (
-    Weights,
-    check_map,
+    LinearWeights,
+    check_linear,
     check_vector,
     product_gradients,
 )
@@ -61,11 +61,11 @@ def choose_sublayer(
 
 def residual_norm(
     x: Tensor,  # (..., d)
-    y: Tensor | None,  # (..., d), or (..., i) where y_map is given
+    y: Tensor | None,  # (..., d), or (..., i) where y_linear is given
     weight: Tensor,  # (d,)
     bias: Tensor,  # (d,)
     *,
-    y_map: Weights | None = None,  # (d, i)
+    y_linear: LinearWeights | None = None,  # (d, i)
     y_bias: Tensor | None = None,  # (d,)
     dropout: float = 0.0,
     epsilon: float = 1e-5,
@@ -77,7 +77,7 @@ def residual_norm(
 
     Args:
         y: what is added; None: r is x.
-        y_map: a matrix W that is applied first, y W^T in place of y, without its bias.
+        y_linear: its weight W is applied first, y W^T in place of y, without its bias.
         dropout: of y; above 0 it needs a seed.
         seed: of the dropout, from ``drill.kernels.runtime.dropout_masks.drawn_seeds``.
         carry_norm: return n in place of r, for a norm after the sum.
@@ -86,20 +86,20 @@ def residual_norm(
     Returns:
         r or n in the dtype of x, and n in ``dtype``.
     """
-    _check_shapes(x, y, y_map, weight=weight, bias=bias, y_bias=y_bias)
+    _check_shapes(x, y, y_linear, weight=weight, bias=bias, y_bias=y_bias)
     dropped = y is not None and dropout > 0.0
     require(not dropped or seed is not None, "residual_norm", "seed", "a tensor", seed)
     dtype = x.dtype if dtype is None else dtype
-    matrix, half = (None, None) if y_map is None else (y_map.weight, y_map.half)
+    y_weights = (None, None) if y_linear is None else (y_linear.weight, y_linear.half_weight)
     numbers = float(dropout), float(epsilon)
     carried, n = _ResidualNorm.apply(
-        x, y, matrix, half, y_bias, weight, bias, seed, *numbers, dtype, carry_norm
+        x, y, *y_weights, y_bias, weight, bias, seed, *numbers, dtype, carry_norm
     )
     return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
 
 
 def _check_shapes(
-    x: Tensor, y: Tensor | None, y_map: Weights | None, **vectors: Tensor | None
+    x: Tensor, y: Tensor | None, y_linear: LinearWeights | None, **vectors: Tensor | None
 ) -> None:
     shape: tuple[int, ...] = x.shape
     width = shape[-1]
@@ -108,8 +108,8 @@ def _check_shapes(
             check_vector("residual_norm", name, vector, width)
     if y is None:
         return
-    if y_map is not None:
-        check_map("residual_norm", "y_map", y_map, y.shape[-1], width)
+    if y_linear is not None:
+        check_linear("residual_norm", "y_linear", y_linear, y.shape[-1], width)
         shape = (*shape[:-1], y.shape[-1])
     if y.shape != shape:
         raise invalid("residual_norm", "y", f"of shape {tuple(shape)}", tuple(y.shape))
@@ -130,8 +130,8 @@ class _ResidualNorm(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         y: Tensor | None,
-        matrix: Tensor | None,
-        half: Tensor | None,
+        y_weight: Tensor | None,
+        half_weight: Tensor | None,
         y_bias: Tensor | None,
         weight: Tensor,
         bias: Tensor,
@@ -142,10 +142,10 @@ class _ResidualNorm(torch.autograd.Function):
         carry_norm: bool,
     ) -> tuple[Tensor | None, Tensor]:
         ctx.y_dtype = None if y is None else y.dtype
-        inside = None
-        if half is not None and y is not None:
-            inside = y.to(half.dtype)
-            y = F.linear(inside, half)
+        y_half = None
+        if half_weight is not None and y is not None:
+            y_half = y.to(half_weight.dtype)
+            y = F.linear(y_half, half_weight)
         weight = weight.contiguous()  # backward reads it too
         made = _kernels().forward(
             x.contiguous(),
@@ -159,10 +159,10 @@ class _ResidualNorm(torch.autograd.Function):
             dtype=dtype,
             twice=carry_norm and dtype != x.dtype,
         )
-        ctx.save_for_backward(made.sum, made.statistics, weight, seed, inside, half)
+        ctx.save_for_backward(made.sum, made.statistics, weight, seed, y_half, half_weight)
         ctx.dropout, ctx.carry_norm = dropout, carry_norm
         ctx.added = None if y is None else y.dtype
-        ctx.matrix = None if matrix is None else matrix.dtype
+        ctx.y_weight_dtype = None if y_weight is None else y_weight.dtype
         ctx.vectors = weight.dtype, bias.dtype, None if y_bias is None else y_bias.dtype
         ctx.set_materialize_grads(False)
         if carry_norm:
@@ -174,7 +174,7 @@ class _ResidualNorm(torch.autograd.Function):
     def backward(
         ctx: Any, d_carried: Tensor | None, d_read: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        r, statistics, weight, seed, inside, half = ctx.saved_tensors
+        r, statistics, weight, seed, y_half, half_weight = ctx.saved_tensors
         d_carried = None if d_carried is None else d_carried.contiguous()
         d_x, d_y, sums = _kernels().backward(
             None if ctx.carry_norm else d_carried,
@@ -188,12 +188,12 @@ class _ResidualNorm(torch.autograd.Function):
             y_dtype=ctx.added,
             y_bias=ctx.vectors[2] is not None,
         )
-        d_matrix = None
-        if inside is not None:
-            dtypes = ctx.y_dtype, ctx.matrix
-            d_y, d_matrix = product_gradients(d_y, inside, half, dtypes, ctx.needs_input_grad[1:3])
+        d_y_weight = None
+        if y_half is not None:
+            dtypes, wanted = (ctx.y_dtype, ctx.y_weight_dtype), ctx.needs_input_grad[1:3]
+            d_y, d_y_weight = product_gradients(d_y, y_half, half_weight, dtypes, wanted)
         d_weight, d_bias, d_y_bias = (
             each if each is None or each.dtype == dtype else each.to(dtype)
             for each, dtype in zip(sums, ctx.vectors, strict=True)
         )
-        return d_x, d_y, d_matrix, None, d_y_bias, d_weight, d_bias, *(None,) * 5
+        return d_x, d_y, d_y_weight, None, d_y_bias, d_weight, d_bias, *(None,) * 5

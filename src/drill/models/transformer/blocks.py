@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.kernels.transformer.autocast_linear import Weights, product
+from drill.kernels.transformer.autocast_linear import LinearWeights, product
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import residual_norm
 from drill.layers.checks import hooked, only_weights_count
@@ -49,24 +49,24 @@ class FeedForward(nn.Module):
             inside = F.dropout(apply_linear(self.inner, x, ready).relu(), p)
         else:
             seed = ready.seeds.get(self)
-            inside = relu_dropout(x, weights.bias, p, x_map=weights, seed=seed)
+            inside = relu_dropout(x, weights.bias, p, x_linear=weights, seed=seed)
         return self.output(inside) if with_output else inside
 
 
 class Stream(NamedTuple):
-    """The residual x + drop(y_map(y)) between two sub-layers, not summed yet.
+    """The residual x + drop(y_linear(y)) between two sub-layers, not summed yet.
 
-    x        (B, T, d)
-    y        (B, T, d), the output of the last sub-layer; None if there is nothing to add
-    y_map    a linear map that is still to be applied to y, for kernels
-    dropout  of y
-    seed     of that dropout, for kernels
-    read     x in the dtype of products, if it is known already
+    x         (B, T, d)
+    y         (B, T, d), the output of the last sub-layer; None if there is nothing to add
+    y_linear  a linear map that is still to be applied to y, for kernels
+    dropout   of y
+    seed      of that dropout, for kernels
+    read      x in the dtype of products, if it is known already
     """
 
     x: Tensor
     y: Tensor | None = None
-    y_map: Weights | None = None
+    y_linear: LinearWeights | None = None
     dropout: float = 0.0
     seed: Tensor | None = None
     read: Tensor | None = None
@@ -91,8 +91,8 @@ class Stream(NamedTuple):
             self.y,
             weight,
             bias,
-            y_map=self.y_map,
-            y_bias=None if self.y_map is None else self.y_map.bias,
+            y_linear=self.y_linear,
+            y_bias=None if self.y_linear is None else self.y_linear.bias,
             dropout=self.dropout,
             epsilon=norm.eps,
             carry_norm=carry_norm,
@@ -103,7 +103,7 @@ class Stream(NamedTuple):
     def _summed(self) -> Tensor:
         if self.y is None:
             return self.x
-        y = self.y if self.y_map is None else product(self.y, self.y_map)
+        y = self.y if self.y_linear is None else product(self.y, self.y_linear)
         return self.x + F.dropout(y, self.dropout)
 
 

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import drawn_seeds
-from drill.kernels.transformer.autocast_linear import Weights, cast_together, product, products
+from drill.kernels.transformer.autocast_linear import (
+    LinearWeights,
+    cast_together,
+    product,
+    products,
+)
 from drill.kernels.transformer.residual_norm import SublayerImplementation, choose_sublayer
 from drill.layers.checks import only_weights_count
 
@@ -27,7 +32,7 @@ class Prepared(NamedTuple):
     """
 
     dtype: torch.dtype
-    maps: dict[nn.Module, Weights]
+    maps: dict[nn.Module, LinearWeights]
     seeds: dict[nn.Module, Tensor]
 
 
