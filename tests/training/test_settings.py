@@ -215,6 +215,8 @@ INNER = "layer.name=mixture layer.inner.name=deep-residual layer.inner.depth=-1"
         ("layer.dropout=2", "layer.dropout: "),
         ("encoder.weight_drop=1", "encoder.weight_drop: "),
         (INNER, "layer.inner.depth: "),
+        ("layer.gate_count=50.0", "layer.gate_count: "),
+        ("layer.gate=label layer.depth=0", "layer.depth: "),
         # nobody has set the hidden size, so no key can be named
         ("layer.depth=0 encoder.output_size=24", "the recipe ptb-drill-4 makes no model: "),
     ],

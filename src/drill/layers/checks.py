@@ -58,10 +58,14 @@ def check_bool(layer: str, name: str, value: bool) -> bool:
     return value
 
 
-def check_counts(layer: str, counts: Tensor | Sequence[float], labels: int) -> Tensor:
+def check_counts(layer: str, counts: Tensor | Sequence[float] | None, labels: int) -> Tensor:
     """Training counts as a tensor (V,)."""
     if not isinstance(counts, Tensor):  # on the CPU, also while a layer is built on meta
-        counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
+        try:
+            counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
+        except (RuntimeError, TypeError, ValueError):
+            expected = f"a tensor or list of {labels} numbers, one per label"
+            raise invalid(layer, "counts", expected, type(counts).__name__) from None
     shape = tuple(counts.shape)
     require(shape == (labels,), layer, "counts", f"one per label, ({labels},)", shape)
     wrong = ~(counts >= 0)  # NaN, too

@@ -28,7 +28,7 @@ from drill.kernels.label_encoder.encode_labels import (
     encode_maps,
     resolve_encoder,
 )
-from drill.kernels.runtime.checks import invalid
+from drill.kernels.runtime.checks import require
 from drill.kernels.runtime.dispatch import compute_dtype, upcast
 from drill.layers.base import MatrixLayer, resize_entries
 from drill.layers.checks import (
@@ -52,6 +52,7 @@ from drill.layers.label_source import (
 
 SIDES = ("output", "input", "both")
 GATES = ("none", "scalar", "label", "frequency")
+GATE_COUNT = 100.0
 ZERO_AT_ZERO = ("tanh", "gelu", "silu", "none")  # activations that are 0 at 0 and have a slope
 
 
@@ -138,7 +139,7 @@ class DeepResidual(MatrixLayer):
         init_range: float = 0.1,
         zero_start: bool = False,
         gate: str = "none",
-        gate_count: float = 100.0,
+        gate_count: float = GATE_COUNT,
         counts: Tensor | Sequence[float] | None = None,
         center: bool = False,
         apply_to: str = "output",
@@ -183,16 +184,20 @@ class DeepResidual(MatrixLayer):
                 one_of(f"{name}: zero_start", "activation", activation, ZERO_AT_ZERO)
                 for parameter in maps[-1].parameters():
                     nn.init.zeros_(parameter)
-        if gate != "none" and not residual:
-            raise ValueError(f"{name}: gate needs residual=True: at 0 it leaves the embedding")
+        if gate != "none":
+            if not residual:
+                raise ValueError(f"{name}: gate needs residual=True: at 0 it leaves the embedding")
+            require(depth > 0, name, "depth", f"at least 1 for gate={gate!r}", depth)
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
         self.gate_count = check_positive(name, "gate_count", gate_count)
         self.gates: Tensor | None  # g
-        if gate == "none" or depth == 0:
+        if gate != "frequency":
+            unused = "left out unless gate='frequency'"
+            require(self.gate_count == GATE_COUNT, name, "gate_count", unused, gate_count)
+            require(counts is None, name, "counts", unused, type(counts).__name__)
+        if gate == "none":
             self.gates = None
         elif gate == "frequency":
-            if counts is None:
-                raise invalid(name, "counts", "given for gate='frequency'", None)
             seen = check_counts(name, counts, label_count(embedding))
             self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**place))
         else:
