@@ -286,7 +286,14 @@ def test_untied_model_can_share_its_embedding():
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
-        ({"layer": "tied", "depth": 1}, TypeError, "depth"),
+        ({"layer": "tied", "depth": 1}, TypeError, "depth.*bias"),
+        (
+            {"layer": "softcap", "inner": {"dept": 1}, "zero_start": False},
+            TypeError,
+            "TiedSoftmax.*dept",
+        ),
+        ({"layer": "tied", "inner": {}}, TypeError, "inner"),
+        ({"gate": "frequency", "counts": {0: 3}}, ValueError, "counts"),
         ({"tie": True}, ValueError, "tie"),
         ({"memory": 0}, ValueError, "memory"),
     ],
@@ -330,6 +337,8 @@ def test_layers_over_another_layer(name, tmp_path):
 
 
 def test_models_whose_head_cannot_be_replaced():
+    with pytest.raises(TypeError, match=r"Linear.*head"):
+        attach(nn.Linear(4, V))
     with pytest.raises(TypeError, match="head"):
         attach(T.AutoModel.from_config(CONFIGS["llama"]()))
     with pytest.raises(TypeError, match="fold"):

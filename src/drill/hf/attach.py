@@ -22,6 +22,7 @@ from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
 from drill.kernels.runtime.checks import one_of
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
+from drill.layers.checks import check_counts
 from drill.layers.wrappers.sampled import foldable
 
 ZERO_START = ("tied", "full", "deep-residual")
@@ -60,6 +61,14 @@ def attach(
         raise TypeError(
             "this model has a layer of drill; attach to a stock one, such as fold(model)"
         )
+    linear = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    linear_head = type(linear) is nn.Linear and model._tied_weights_keys
+    if not linear_head or not model.can_generate():  # such as BertForMaskedLM
+        raise TypeError(
+            f"attach: {type(model).__name__} does not predict the next token by a linear head over "
+            "the rows of an embedding; give a causal or a sequence-to-sequence language model of "
+            "transformers"
+        )
     check_settings("sum", label_smoothing, "auto", memory, IGNORE_INDEX)
     one_of("attach", "layer", layer, list(LAYERS))
     matrix = options
@@ -74,13 +83,6 @@ def attach(
             )
     if matrix.get("apply_to", "output") != "output":
         raise ValueError(f"attach: apply_to must be 'output', got {matrix['apply_to']!r}")
-    linear = model.get_output_embeddings()
-    linear_head = type(linear) is nn.Linear and model._tied_weights_keys
-    if not linear_head or not model.can_generate():  # such as BertForMaskedLM
-        raise TypeError(
-            f"attach: {type(model).__name__} does not predict the next token by a linear head over "
-            "the rows of an embedding; give a causal or a sequence-to-sequence language model"
-        )
     _check_logits(model, linear)
     tied = linear.weight is label_embedding(model)[1].weight
     tie = tied if tie is None else tie
@@ -100,7 +102,7 @@ def attach(
     matrix.setdefault("bias", linear.bias is not None)
     for each in (options, options.get(INNER, {})):
         if "counts" in each:  # the config is JSON
-            each["counts"] = torch.as_tensor(each["counts"]).tolist()
+            each["counts"] = check_counts("attach", each["counts"], len(linear.weight)).tolist()
     drill = {
         "model_type": model.config.model_type,
         "layer": layer,

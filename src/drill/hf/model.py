@@ -1,6 +1,7 @@
 """The classes of models and configs with a layer attached: subclasses of the stock ones."""
 
 import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -235,6 +236,11 @@ def attached_class_by_name(name: str) -> Any:
 
 def build_layer(drill: dict[str, Any], embedding: Any, hidden_size: int) -> OutputLayer:
     layer, options = LAYERS[drill["layer"]], dict(drill["options"])
+    first, *known = inspect.signature(layer).parameters
+    known += [INNER] if first == "layer" else []
+    for key in options:
+        if key not in known:
+            raise TypeError(f"{layer.__name__} has no option {key!r}; it has {', '.join(known)}")
     if INNER in options:
         inner = dict(options.pop(INNER))
         matrix = {"layer": inner.pop("name"), "options": inner}
