@@ -91,6 +91,9 @@ APPLIES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 """Settings that have an effect only with some values of another one."""
 
 
+LONGEST = 40  # characters of a cell; a longer one, such as a path, moves its own line alone
+
+
 class Setting(NamedTuple):
     key: str
     value: Any
@@ -124,13 +127,13 @@ def settings(
     if as_json:
         echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
-    cells = [Setting(r.key, _toml(r.value), _toml(r.default), *r[3:]) for r in rows]
-    cells.insert(0, Setting(*Setting._fields)._replace(key="setting"))
-    widths = [max(len(row[i]) for row in cells) for i in range(3)]
-    widths.append(26)  # a few types are longer
-    for row in cells:
-        padded = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
-        echo("  ".join([*padded, row.description]))
+    lines = [(r.key, _toml(r.value), _toml(r.default), f"{r.description} [{r.type}]") for r in rows]
+    lines.insert(0, ("setting", "value", "default", "description [type]"))
+    columns = list(zip(*lines, strict=True))[:3]
+    widths = [max(len(cell) for cell in column if len(cell) <= LONGEST) for column in columns]
+    for *cells, described in lines:
+        padded = (f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+        echo("  ".join([*padded, described]))
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
