@@ -61,7 +61,7 @@ def attach(
         raise TypeError(
             "this model has a layer of drill; attach to a stock one, such as fold(model)"
         )
-    linear = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    linear: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     linear_head = type(linear) is nn.Linear and model._tied_weights_keys
     if not linear_head or not model.can_generate():  # such as BertForMaskedLM
         raise TypeError(
