@@ -111,7 +111,9 @@ def test_estimates_are_of_finished_jobs_then_of_max_minutes(workspace):
     known = States(plan, workspace.ledger, workspace.runs)
     assert (known.minutes(a), known.minutes(b)) == (pytest.approx(121 / 60), 9)
     other = workspace.plan(PLAN.replace('"layer.depth=1"', ""))
-    assert States(other, workspace.ledger, workspace.runs).minutes(other.jobs()[1]) is not None
+    found, never_run = States(other, workspace.ledger, workspace.runs), other.jobs()[1]
+    assert found.minutes(never_run) is not None
+    assert found.minutes_left([never_run]) == "?"
 
 
 def test_jobs_stop_at_the_end_of_the_budget_and_resume(workspace):

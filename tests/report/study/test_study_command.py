@@ -62,6 +62,6 @@ def test_the_ledger_next_to_the_folder_of_the_plan_is_found(run_cli, tmp_path):
 
 
 def test_options_of_reports_need_one(run_cli):
-    for words in (("--time-to", "60"), ("--html", "study.html")):
+    for words in (("--time-to", "60"), ("--html", "study.html"), ("--report", "--status")):
         code, _, err = run_cli("study", "plan.toml", *words)
         assert (code, err.split()[1]) == (1, f"{words[0]}:")

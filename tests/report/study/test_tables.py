@@ -91,8 +91,7 @@ def test_what_is_not_in_the_table_is_named(workspace):
     assert report(States(plan, workspace.ledger, None)).split("### Not in the tables\n")[1] == (
         "\n- a-seed-1 train: failed; ValueError: bad luck\n"
         "- b-seed-1 train: failed; ValueError: bad luck\n"
-        "- a-seed-2 train: missing\n"
-        "- b-seed-2 train: missing\n"
+        "- missing: 2 of 4 jobs; --status lists them\n"
     )
     assert status_table(States(plan, workspace.ledger, workspace.runs)) == (
         "row  seed  train    minutes left\n"

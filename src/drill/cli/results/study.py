@@ -52,15 +52,17 @@ def study(
     from drill.report.study.tables import report as study_report
     from drill.report.study.tables import status_table
 
+    if report and status:
+        raise SettingsError("--report: prints something else than --status; leave one of them out")
+    for option, value in (("--time-to", time_to), ("--html", html)):
+        if value and not report:
+            raise SettingsError(f"{option}: needs --report")
     wanted = read_plan(plan)
     if row:
         wanted = wanted.only(row)
     results = ledger or default_ledger(plan, wanted.name)
     if (report or status) and not results.exists():
         note(f"{results}: no results yet")
-    for option, value in (("--time-to", time_to), ("--html", html)):
-        if value and not report:
-            raise SettingsError(f"{option}: needs --report")
     if report:
         states = States(wanted, results, None)
         if html is None:

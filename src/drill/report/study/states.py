@@ -87,9 +87,9 @@ class States:
         failed = f", {found.count(FAILED)} failed" if FAILED in found else ""
         return f"{found.count(DONE)} of {len(found)} jobs done{failed}"
 
-    def minutes(self, job: Job) -> float | None:
+    def minutes(self, job: Job, by_others: bool = True) -> float | None:
         """Estimated: the mean of the row's finished jobs of this stage, else
-        training.max_minutes, else the mean of all rows; None: unknown."""
+        training.max_minutes, else, ``by_others``, the mean of all rows; None: unknown."""
         done = {
             each: seconds
             for each in self.plan.jobs()
@@ -100,11 +100,12 @@ class States:
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
         if limit is not None:
             return limit
-        return mean(done.values()) / 60 if done else None
+        return mean(done.values()) / 60 if done and by_others else None
 
     def minutes_left(self, jobs: Sequence[Job]) -> str:
         """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
-        known = [minutes for job in jobs if (minutes := self.minutes(job)) is not None]
+        estimates = [self.minutes(job, by_others=False) for job in jobs]
+        known = [minutes for minutes in estimates if minutes is not None]
         if jobs and not known:
             return "?"
         return f"{sum(known):.1f}{'+' if len(known) < len(jobs) else ''}" if jobs else ""

@@ -222,6 +222,7 @@ def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
 
 def not_counted(states: States) -> Iterator[str]:
     """Sentences on jobs without a result, and on runs with several."""
+    missing = 0
     for job in states.plan.jobs():
         state, failure, results = states.state(job), states.failure(job), states.results(job)
         finished = [each for each in results if each.test is not None]
@@ -231,11 +232,13 @@ def not_counted(states: States) -> Iterator[str]:
         elif state == FAILED and failure is not None:
             yield f"{job}: failed; {failure.message}"
         elif state == MISSING:
-            yield f"{job}: missing"
+            missing += 1
         else:
             last = results[-1]
             valid = numbers.perplexity(last.valid)
             yield f"{job}: partial; epochs {last.epochs}, lowest valid {valid}"
+    if missing:
+        yield f"missing: {missing} of {len(states.plan.jobs())} jobs; --status lists them"
 
 
 # -- status --------------------------------------------------------------------------------------
