@@ -105,6 +105,14 @@ def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
     assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
 
 
+@pytest.mark.parametrize(("share", "worse"), [(0.999, True), (1e-4, False)])
+def test_a_search_says_when_no_cache_is_better(run_cli, monkeypatch, share, worse):
+    monkeypatch.setattr(cache_pointer, "LAMBS", (share,))
+    code, _, err = run_cli("cache", "runs/tiny", "--search", "--split", "valid", *CPU)
+    assert (code, "no cache" in err) == (0, worse)
+    assert f"lambda {share:g}" in err
+
+
 def test_a_short_training_text_is_read_at_a_smaller_batch_size(run_cli, workspace):
     """100 sequences of 120 tokens would leave none a second token."""
     (workspace / "short").mkdir()

@@ -237,6 +237,7 @@ def cache(
     """
     from drill.cli.evaluation.language_model import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
+    from drill.language_modeling.evaluation.grid_search import Search
 
     _check_tuned(given(context), "theta", "lambda_")
     with as_settings_error():
@@ -250,10 +251,17 @@ def cache(
         if search:
             with Counter("search on validation", quiet) as progress:
                 found = cache_pointer.cache_search(
-                    trained.model, trained.ids.valid, **fixed, progress=progress
+                    trained.model,
+                    trained.ids.valid,
+                    lambs=(0.0, *cache_pointer.LAMBS),  # 0: no cache
+                    **fixed,
+                    progress=progress,
                 )
-            mixture = {key: found.best.settings[key] for key in mixture}
+            tuned = Search([cell for cell in found.cells if cell.settings["lamb"]]).best
+            mixture = {key: tuned.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lamb']:g}")
+            if tuned is not found.best:
+                note("on validation this is no better than no cache: compare with `drill evaluate`")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lamb"]}
         settings |= {"as_published": published, **({"chunk": chunk} if published else {})}
         for each in texts:
