@@ -93,7 +93,12 @@ def test_analyse_prints_bands_and_ranks(run_cli, workspace):
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["run"] for row in rows] == ["tiny", "more"]
     assert all(row["rank"]["relative"] <= width + 2 for row in rows)
-    assert sum(band["tokens"] for band in rows[0]["bands"]) > 0
+    bands = rows[0]["bands"]
+    means = [band["loss"] / band["tokens"] if band["tokens"] else None for band in bands]
+    assert [band["mean_loss"] for band in bands] == means
+    assert len({*means} - {None}) > 0
+    assert None in means
+    assert '"nan"' not in out
     assert any(band["by_types"] for band in rows[1]["changes"])
     assert 0 < rows[0]["calibration"]["ece"] < 1
     assert rows[0]["norms"][0]["types"] > 0

@@ -77,7 +77,7 @@ def analyse(
                 calibration = text.calibration[name]
                 row: dict[str, Any] = {
                     "run": name,
-                    "bands": [asdict(band) for band in bands],
+                    "bands": [{**asdict(band), "mean_loss": band.mean_loss} for band in bands],
                     "calibration": {"ece": calibration.ece, **asdict(calibration)},
                 }
                 if name in text.changes:
@@ -87,7 +87,8 @@ def analyse(
                     row["nearest"] = [asdict(each) for each in text.nearest[name]]
                 if name in text.bits_per_byte:
                     row["bits_per_byte"] = text.bits_per_byte[name]
-                echo(json_row(row | ({"rank": ranks[name]._asdict()} if ranks else {})))
+                rank = {"rank": ranks[name]._asdict()} if ranks else {}
+                echo(json_row(row | rank, nan=None))
         return
     if ranks:
         rows = [

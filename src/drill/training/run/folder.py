@@ -305,21 +305,22 @@ class RunFolder:
         return readable(self.last, checkpoint.HINT)
 
 
-def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True) -> str:
-    """A row as one line of JSON."""
-    return json.dumps(_json_number(dict(row)), allow_nan=False, ensure_ascii=ensure_ascii)
+def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True, nan: str | None = "nan") -> str:
+    """A row as one line of JSON, which has no NaN and no infinity: strings, or ``nan`` for NaN."""
+    return json.dumps(_json_number(dict(row), nan), allow_nan=False, ensure_ascii=ensure_ascii)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
     return json_row(row).encode("utf-8") + b"\n"
 
 
-def _json_number(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as strings."""
+def _json_number(value: Any, nan: str | None) -> Any:
     if isinstance(value, list | tuple):
-        return [_json_number(each) for each in value]
+        return [_json_number(each, nan) for each in value]
     if isinstance(value, dict):
-        return {key: _json_number(each) for key, each in value.items()}
+        return {key: _json_number(each, nan) for key, each in value.items()}
+    if isinstance(value, float) and math.isnan(value):
+        return nan
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
