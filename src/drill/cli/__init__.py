@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # typer exits with 1 then
             _leave_closed_pipe()
+        _hint_at_settings(ended.__context__)
         raise
     except Exception as error:
         from drill.cli.display import as_drill_error, bug_line, one_line
@@ -46,6 +48,18 @@ def _check_changes() -> None:
     for option, _, extra in zip(sys.argv, sys.argv[1:], sys.argv[2:], strict=False):
         if option == "--set" and re.match(r"\w+\.[\w.]+=", extra):
             raise SettingsError("every change needs its own --set", hint=f"write --set {extra}")
+
+
+def _hint_at_settings(error: Any) -> None:
+    """`--epochs 3`, in a command that has --set: typer's error is followed by the way out."""
+    unknown = type(error).__name__ == "NoSuchOption"
+    if unknown and any("--set" in each.opts for each in error.ctx.command.params):
+        from drill.cli.listings import descriptions
+
+        name = error.option_name.strip("-").replace("-", "_")
+        for table, keys in descriptions().items():
+            if name in keys:
+                print(f"It is a setting: --set {table}.{name}=VALUE", file=sys.stderr)
 
 
 def _check_surroundings() -> None:
