@@ -116,11 +116,11 @@ def test_errors_are_one_line(cli_error, words, key):
     cli_error(*words, key=key)
 
 
-def test_a_setting_given_as_an_option_is_named(drill):
-    code, _, err = drill("train", "ptb-tied", "--batch-size", "3")
+def test_a_setting_given_as_an_option_is_named(run_cli):
+    code, _, err = run_cli("train", "ptb-tied", "--batch-size", "3")
     assert (code, "--set training.batch_size=" in err) == (2, True)
     for words in (["generate", "runs/tiny", "--epochs", "3"], ["--epochs"], ["train", "--tide"]):
-        code, _, err = drill(*words)
+        code, _, err = run_cli(*words)
         assert (code, "--set" in err) == (2, False)
 
 
