@@ -22,20 +22,18 @@ pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
 RECIPE = """
+base = "gpt-demo"
+
 [data]
 corpus = "text"
 tokenizer = 290
 
 [encoder]
-name = "hf"
 embedding_dim = 16
 layers = 2
 heads = 2
+intermediate_size = 32
 context_length = 16
-
-[layer]
-name = "deep-residual"
-depth = 2
 
 [optimizer]
 lr = 0.01
