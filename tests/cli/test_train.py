@@ -42,6 +42,17 @@ def test_a_summary_comes_before_training(run_cli):
     assert run_cli(*words, "-q") == (0, out, "")
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "noted"),
+    [("few", ["training.epochs=1"], "about 22 steps"), ("enough", ["training.epochs=5"], None)],
+)
+def test_few_steps_are_noted(run_cli, name, changes, noted):
+    words = (*TINY, "--name", name, *sets(*changes))
+    line = run_cli(*words)[2].splitlines()[3]
+    assert line.startswith(noted) if noted else "steps in all" not in line
+    assert "in all, too few" not in run_cli(*words)[2]  # it is trained already
+
+
 @pytest.mark.parametrize(("lr", "noted"), [("100", True), ("5", False)])
 def test_a_model_no_better_than_a_guess_is_noted(run_cli, lr, noted):
     changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.max_grad_norm=none")

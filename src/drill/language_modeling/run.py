@@ -287,6 +287,7 @@ def start_language_model(
     cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
 
     def remarks() -> tuple[str | None, ...]:
-        return (summary.share_of_unknown(text, vocabulary, ids, *cut_off),)
+        unknown = summary.share_of_unknown(text, vocabulary, ids, *cut_off)
+        return unknown, summary.few_steps(settings, len(ids.train))
 
     return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)

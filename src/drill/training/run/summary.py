@@ -16,6 +16,8 @@ from drill.training.run.environment import Start, has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, Settings
 
+FEW_STEPS = 100  # with fewer a model learns next to nothing
+
 
 def run_summary(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
     """Two lines, before a text is read: recipe, folder and output layer; device and precision."""
@@ -90,6 +92,24 @@ def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
     }
     dropped_by = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
     return f"{dropped:,} of {report.pairs:,} training pairs are left out: {dropped_by}"
+
+
+def few_steps(settings: Settings, tokens: int) -> str | None:
+    """A warning if a language model on so many tokens gets only a few steps."""
+    given = settings.training
+    rows = tokens // given["batch_size"]
+    if rows < 2:  # an error of its own
+        return None
+    epoch = max(1, rows // given["bptt"])  # segments are about bptt long
+    steps = epoch * given["epochs"]
+    if steps >= FEW_STEPS:
+        return None
+    enough = -(-FEW_STEPS // epoch)
+    return (
+        f"about {steps} step{'' if steps == 1 else 's'} in all, too few to learn much: set a "
+        f"larger training.epochs ({enough} make about {FEW_STEPS}), a smaller "
+        "training.batch_size or training.bptt"
+    )
 
 
 def no_better_than_guessing(perplexity: float, words: int) -> str | None:
