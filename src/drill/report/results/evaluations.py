@@ -23,14 +23,14 @@ TRANSLATION = "translation"  # used for its words by frequency; metrics.jsonl ha
 BANDS = ("word_bands", "subword_bands")
 
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
-MEASURED |= {"weights", "weights_epoch", "weights_step"}
+MEASURED |= {"weights", "weights_epoch", "weights_step", "batch_size"}
 MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte", "bands", *BANDS}
 MEASURED |= {"types", "text_perplexity", "mass_elsewhere"}
 MEASURED |= {f"{of}{key}" for of in ("", "backoff_") for key in ("rank", "median_rank", "mass")}
 MEASURED |= {"among", "backoff_perplexity", "mixed_perplexity"}
 """Keys that may differ between rows of the same weights and settings."""
 
-NOT_SHOWN = {"batch_size", "weights_fingerprint"}
+NOT_SHOWN = {*MEASURED, "weights_fingerprint"}
 
 Evaluation = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
     def settings(self) -> str:
         """``window 500, theta 1, lambda 0.1, float32``."""
         row = self.test or self.valid or {}
-        parts = [_setting(key, row[key]) for key in row if key not in MEASURED | NOT_SHOWN]
+        parts = [_setting(key, row[key]) for key in row if key not in NOT_SHOWN]
         return ", ".join(filter(None, parts))
 
 
