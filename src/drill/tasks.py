@@ -119,7 +119,8 @@ def check_recipe(settings: Settings, folder: Path | str, made: Collection[Path] 
     ``made`` are folders that will be there by then.
     """
     run = RunFolder(folder)
-    if not check_resume(settings, run) and settings.init_from is not None:
+    begun = check_resume(settings, run)
+    if not begun and settings.init_from is not None:
         start = Path(settings.init_from)
         if start.resolve() not in {each.resolve() for each in made}:
             settings_of(RunFolder(start))
@@ -127,7 +128,7 @@ def check_recipe(settings: Settings, folder: Path | str, made: Collection[Path] 
         check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
         dry_run_translation(settings, World(), settings.subwords["size"])
     else:
-        dry_run(settings)
+        dry_run(settings, begun)
 
 
 def _interrupted(outcome: Outcome, run: RunFolder) -> str:

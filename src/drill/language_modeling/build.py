@@ -75,9 +75,14 @@ def label_source(settings: Settings, vocabulary: Vocabulary) -> nn.Embedding | L
     return cast(LabelSource, FeatureBags(bags, len(features), width))
 
 
-def dry_run(settings: Settings) -> None:
-    """Build optimizer and model on the meta device: bad settings fail before a text is read."""
+def dry_run(settings: Settings, begun: bool = False) -> None:
+    """Build optimizer and model on the meta device: bad settings fail before a text is read.
+
+    A run that has ``begun``, or starts from another one, has its dictionary entries already.
+    """
     check_corpus(settings.data["corpus"])
+    if GLOSS in settings.labels["source"] and not begun and settings.init_from is None:
+        WordNet()  # raises DataError if it is missing
     if settings.labels["source"] != "table" and settings.data["tokenizer"] != WORDS:
         raise SettingsError("is for words, not subwords", key="labels.source")
     with meta_init():

@@ -250,7 +250,7 @@ def start_language_model(
 ) -> Start:
     """Check the settings of a language model, read its text and build it."""
     begun = check_resume(settings, run, warn=processes.is_main)
-    dry_run(settings)
+    dry_run(settings, begun)
     if on_start is not None:
         on_start(summary.run_summary(settings, run, device, processes))
     text, vocabulary = read_corpus(**settings.data, progress=data_progress)

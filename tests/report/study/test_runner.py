@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import drill
-from drill.errors import SettingsError
+from drill.errors import DataError, SettingsError
 from drill.report.results.ledger import read, read_failures
 from drill.report.study import runner
 from drill.report.study.plan import read_plan
@@ -198,6 +198,14 @@ def test_settings_are_checked_before_the_first_job(workspace):
     folder.recipe.write_text(folder.recipe.read_text().replace("depth = 1", "depth = 2"))
     with pytest.raises(SettingsError, match="b-seed-1: has a run with other settings than row b"):
         workspace.study()
+
+
+def test_a_missing_dictionary_is_found_before_the_first_job(workspace, monkeypatch):
+    monkeypatch.setenv("DRILL_WORDNET", "nowhere")
+    plan = workspace.plan(PLAN.replace("layer.depth=1", "labels.source=gloss"))
+    with pytest.raises(DataError, match=r"nowhere: there is no data\.noun of WordNet; install"):
+        workspace.study(plan)
+    assert workspace.started() == []
 
 
 def test_rows_of_two_tasks_are_two_plans(workspace):
