@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drill.language_modeling.evaluation.calibration import calibration
-from drill.layers import OutputLayer
+from drill.layers import Bilinear, OutputLayer
 from drill.report.analysis.label_vectors import (
     LabelVectors,
     label_norms,
@@ -49,7 +49,8 @@ def test_typical_labels_are_in_the_middle_of_their_bands():
 def test_every_layer_has_label_vectors_and_a_calibration(layer):
     model = small_model(layer).eval()
     vectors = label_vectors(model.encoder.embedding, model.layer)
-    torch.testing.assert_close(vectors.output, model.layer.labels().detach())
+    E, labels = model.encoder.embedding.weight.detach(), model.layer.labels().detach()
+    torch.testing.assert_close(vectors, LabelVectors(E - E.mean(0), labels - labels.mean(0)))
     ids = text().test
     found = calibration(model, ids, batch_size=2, bptt=BPTT)
     columns = torch.from_numpy(ids[: len(ids) // 2 * 2].astype("int64")).view(2, -1).t()
@@ -65,6 +66,14 @@ def test_every_layer_has_label_vectors_and_a_calibration(layer):
         (right[place == n].sum() - confidence[place == n].sum()).abs().item() for n in range(15)
     )
     assert found.ece == pytest.approx(expected / len(right), rel=1e-4)
+
+
+def test_a_vector_that_all_labels_share_changes_nothing():
+    layer = Bilinear(nn.Embedding(5, 3))
+    before = label_vectors(layer.embedding, layer)
+    with torch.no_grad():
+        layer.embedding.weight += 7.0
+    torch.testing.assert_close(label_vectors(layer.embedding, layer), before)
 
 
 class Constant(OutputLayer):

@@ -2,6 +2,9 @@
 
 E         the input embedding, (V, d)
 g_out(E)  the vectors that the output layer multiplies with contexts, (V, k)
+
+Both less their means over all labels: softmax ignores a vector that all labels share, but norms
+and cosines do not.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +25,7 @@ Neighbour = tuple[str, float]
 
 
 class LabelVectors(NamedTuple):
-    """E and g_out(E), a row for each label."""
+    """E and g_out(E), a row for each label, less the mean row."""
 
     embedding: Tensor
     output: Tensor
@@ -60,8 +63,8 @@ def label_vectors(embedding: nn.Embedding | LabelSource, layer: OutputLayer) -> 
     """
     if layer.matrix is None:
         return None
-    weight = layer.matrix.weight.detach()
-    return LabelVectors(label_source.label_vectors(embedding).detach(), weight)
+    found = (label_source.label_vectors(embedding).float(), layer.matrix.weight.float())
+    return LabelVectors(*(each - each.mean(0) for each in found))
 
 
 def nearest_labels(
@@ -86,7 +89,7 @@ def nearest_labels(
     """
     found = []
     for each in vectors:
-        cosine = F.cosine_similarity(each[label][None].float(), each.float(), dim=-1)
+        cosine = F.cosine_similarity(each[label][None], each, dim=-1)
         cosine[label] = -torch.inf
         best = cosine.topk(min(top, len(cosine) - 1))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -113,7 +116,7 @@ def label_norms(
     Returns:
         The bands that have labels.
     """
-    norms = [each.float().norm(dim=-1).cpu().double().numpy() for each in vectors]
+    norms = [each.norm(dim=-1).cpu().double().numpy() for each in vectors]
     return [
         NormBand(low, high, len(ids), *(float(each[ids].mean()) for each in norms))
         for low, high, ids in _bands(counts, edges, exclude)

@@ -157,7 +157,7 @@ def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
         rows.append(row)
     note = (
         "Mean norm of label vectors: E is the input embedding, g_out(E) the labels of the output "
-        "layer."
+        "layer, both less the mean label."
     )
     return Table.of(rows, [note])
 
@@ -179,7 +179,7 @@ def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
         for name, group in nearest.items()
         for each in group
     ]
-    return Table.of(rows, ["Nearest labels by cosine."])
+    return Table.of(rows, ["Nearest labels by cosine; the mean label is subtracted."])
 
 
 def by_references(
