@@ -95,6 +95,7 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
         ("seeds = [1, 2]", 'set = "optimizer.lr=20"', "plan.set: must be a list of strings"),
         ("seeds = [1, 2]", 'recipe = "tiny.toml"', "recipe: belongs into a [[row]]"),
         ('recipe = "tiny.toml"', 'recipe = "tinny"', "row 1 (a): tinny: is neither a recipe"),
+        ("set =", 'paper = "ptb-fast-tied"\nset =', "row 2: paper: there are no figures of"),
         ("layer.depth=1", "layer.dept=1", "row 2 (b): layer.dept"),
         ("layer.depth=1", "optimizer.name=adamw\", \"optimizer.lr=1", "cannot be finetuned"),
         ("[[row]]", "[row]", "has no rows"),

@@ -142,6 +142,17 @@ def test_the_table_has_the_papers_figures(workspace):
     assert "| 60.7 / 58.8 | -0.2 / -0.3 |" in text  # of row a: 60.5 and 58.5
 
 
+def test_a_row_names_the_recipe_of_the_papers_figures(workspace):
+    stages = PLAN.replace("baseline", 'stages = ["train", "finetune", "cache"]\nbaseline')
+    plan = workspace.plan(stages + 'paper = "ptb-tied"\n')
+    workspace.study(plan)
+    text = report(States(plan, workspace.ledger, None))
+    train, finetune, cache = (text.split(f"### {each}\n")[1] for each in plan.stages)
+    assert "| 60.7 / 58.8 | -1.7 / -1.8 |" in train  # of row b: 59 and 57
+    assert "| 60.0 / 57.3 | 0.0 / +0.7 |" in finetune  # 60 and 58
+    assert "| 53.9 / 52.8 | -4.0 / -2.9 |" in cache  # 49.9
+
+
 def test_a_page_has_the_tables_and_curves_over_seeds(workspace):
     plan = workspace.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
     workspace.behave(b_seed_3__train="fail")

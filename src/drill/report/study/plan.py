@@ -14,6 +14,7 @@ dynamic = ["--search"]  # of `drill dynamic`
 name = "tied"
 recipe = "ptb-tied"
 set = ["optimizer.lr=20"]
+paper = "ptb-tied"  # whose figures of the paper are shown; those of the recipe by default
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from drill.errors import SettingsError
 from drill.language_modeling.build import derive_finetune_settings
 from drill.recipes.reader import NAME, apply_overrides, parsed
 from drill.report.results.runs import digest, same_but_seed, without
+from drill.report.tables.result_tables import paper_figures
 from drill.training.schema import with_defaults
 from drill.training.settings import KERNELS, TRANSLATION, Settings, recipe, resolve_settings
 
@@ -48,6 +50,8 @@ class PlanRow:
     stages: Sequence[str] = (TRAIN,)
     set: Sequence[str] = ()
     finetune_set: Sequence[str] = ()
+    paper: str | None = None
+    """The recipe whose published figures are shown beside this row; its own by default."""
 
     def run(self, seed: int, stage: str) -> str:
         """The name of the run folder that a stage writes or evaluates."""
@@ -213,6 +217,8 @@ def _row(where: str, shared: dict[str, Any], table: dict[str, Any]) -> PlanRow:
     for key, values in (("seeds", row.seeds), ("stages", row.stages)):
         if not values or len(set(values)) < len(values):
             raise SettingsError(f"{where}: {key}: names each once, not {list(values)}")
+    if row.paper is not None and not paper_figures(row.paper):
+        raise SettingsError(f"{where}: paper: there are no figures of {row.paper!r}")
     try:
         _check_stages(row, row_settings(row, row.seeds[0]))
         if FINETUNE in row.stages:

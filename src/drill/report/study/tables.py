@@ -7,8 +7,9 @@ from statistics import mean
 from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
+from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import as_finite
-from drill.report.study.plan import BLEU, TRAINING, WORDS, Job, PlanRow
+from drill.report.study.plan import BLEU, FINETUNE, TRAINING, WORDS, Job, PlanRow
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
 from drill.report.tables import number_format as numbers
@@ -70,6 +71,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     results = [(name, each) for name, group in found.items() for each in group.values()]
     scores = _scores(stage, [each for _, each in results])
     base = found.get(baseline or "", {})
+    plan_rows = {row.name: row for row in states.plan.rows}
     rows = []
     for name, by_seed in found.items():
         group = list(by_seed.values())
@@ -84,7 +86,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
         cells.append(("minutes", _minutes_cell(group, stage)))
         if stage in TRAINING:
             cells += [(f"minutes to {wanted:g}", _time_cell(group, wanted)) for wanted in time_to]
-        rows.append([*cells, *_paper_cells(group, stage)])
+        rows.append([*cells, *_paper_cells(plan_rows[name], group, stage)])
     notes = [MEAN_NOTE, *([WORDS_NOTE] if stage == WORDS else [])]
     if any(dict(row).get("p") for row in rows):
         notes.append(DIFFERENCE_NOTE)
@@ -210,13 +212,16 @@ def _time_cell(group: Sequence[Row], wanted: float) -> str:
     return f"{mean(known) / 60:.1f}{of_all}" if known else DASH
 
 
-def _paper_cells(group: Sequence[Row], stage: str) -> list[Cell]:
+def _paper_cells(row: PlanRow, group: Sequence[Row], stage: str) -> list[Cell]:
     if not group or stage in (BLEU, WORDS):
         return [("paper", ""), ("gap", "")]
+    recipe = row.paper or group[0].recipe
+    if row.paper is not None and row.trained_by(stage) == FINETUNE:
+        recipe = row.paper.removesuffix(FINETUNED) + FINETUNED
     if stage in TRAINING:
-        return result_tables.paper_cells(group[0].recipe, group)
+        return result_tables.paper_cells(recipe, group)
     return result_tables.dynamic_or_cache_cells(
-        group[0].recipe, stage, [stage_results(each, stage) for each in group]
+        recipe, stage, [stage_results(each, stage) for each in group]
     )
 
 
