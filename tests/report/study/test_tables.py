@@ -103,6 +103,12 @@ def test_what_is_not_in_the_table_is_named(workspace):
     )
 
 
+def test_the_status_has_the_time_of_several_at_once(workspace):
+    plan = workspace.plan(PLAN.replace("baseline", 'set = ["training.max_minutes=3"]\nbaseline'))
+    status = status_table(States(plan, workspace.ledger, workspace.runs), parallel=2)
+    assert status.endswith("0 of 4 jobs done; 4 to run, about 12.0 min, 6.0 with 2 at a time")
+
+
 def test_partial_runs_and_repeated_ones_are_named(workspace):
     workspace.behave(a_seed_1__train="wait")
     plan = workspace.plan()

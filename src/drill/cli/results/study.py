@@ -71,7 +71,7 @@ def study(
             echo(f"wrote {write_study_page(states, html, time_to or ())}")
         return
     if status:
-        console().print(status_table(States(wanted, results, runs)))
+        console().print(status_table(States(wanted, results, runs), parallel))
         return
     runner = StudyRunner(wanted, results, runs, device, parallel, minutes, retry, say=note)
     states = runner.run()

@@ -88,8 +88,9 @@ class States:
         return f"{found.count(DONE)} of {len(found)} jobs done{failed}"
 
     def minutes(self, job: Job, by_others: bool = True) -> float | None:
-        """Estimated: the mean of the row's finished jobs of this stage, else
-        training.max_minutes, else, ``by_others``, the mean of all rows; None: unknown."""
+        """Estimated: the mean of the row's finished jobs of this stage, else training.max_minutes
+        and what other rows take beside training (start, compilation, test), else, ``by_others``,
+        the mean of all rows; None: unknown."""
         done = {
             each: seconds
             for each in self.plan.jobs()
@@ -99,16 +100,22 @@ class States:
             return mean(own) / 60
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
         if limit is not None:
-            return limit
+            beside = [seconds - self._trained(each) for each, seconds in done.items()]
+            return limit + (mean(beside) / 60 if beside else 0.0)
         return mean(done.values()) / 60 if done and by_others else None
 
-    def minutes_left(self, jobs: Sequence[Job]) -> str:
+    def minutes_left(self, jobs: Sequence[Job], parallel: int = 1) -> str:
         """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
         estimates = [self.minutes(job, by_others=False) for job in jobs]
         known = [minutes for minutes in estimates if minutes is not None]
         if jobs and not known:
             return "?"
-        return f"{sum(known):.1f}{'+' if len(known) < len(jobs) else ''}" if jobs else ""
+        return f"{sum(known) / parallel:.1f}{'+' if len(known) < len(jobs) else ''}" if jobs else ""
+
+    def _trained(self, job: Job) -> float:
+        """Seconds to the last validation of a finished job; all of an older row."""
+        row = self.results(job)[-1]
+        return next((v[3] for v in row.validations[-1:] if v[3:]), row.seconds) or 0.0
 
     def _seconds(self, job: Job) -> float | None:
         """How long a finished job took."""

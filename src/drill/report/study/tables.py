@@ -249,7 +249,7 @@ def not_counted(states: States) -> Iterator[str]:
 # -- status --------------------------------------------------------------------------------------
 
 
-def status_table(states: States) -> str:
+def status_table(states: States, parallel: int = 1) -> str:
     """A line per row and seed, a column per stage, the estimated minutes of what is left."""
     stages, left = states.plan.stages, states.to_run()
     lines = [["row", "seed", *stages, "minutes left"]]
@@ -267,4 +267,6 @@ def status_table(states: States) -> str:
         for line in lines
     ]
     rest = f"; {len(left)} to run, about {states.minutes_left(left)} min" if left else ""
+    if left and parallel > 1:
+        rest += f", {states.minutes_left(left, parallel)} with {parallel} at a time"
     return "\n".join([*table, f"{states.status_line()}{rest}"])
