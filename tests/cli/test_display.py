@@ -1,5 +1,7 @@
 """Progress of long work, where there is no terminal."""
 
+import math
+
 import pytest
 
 from drill.cli import display
@@ -34,6 +36,16 @@ def test_lines_come_soon_at_first_and_then_once_a_minute(clock, capsys):
     assert [*lines] == [5, 15, 35, 75, 135, 195, 255, 315, 375]
     (first,) = lines[5].splitlines()
     assert first == "epoch 1    1%  train loss 2.000  ppl 7.4  100 tokens/s  6:35 left"
+
+
+def test_a_line_has_what_is_known(clock, capsys):
+    with display.TrainingDisplay() as shown:
+        clock[0] = 9.0
+        shown.show(Progress(1, 2, 0.5, 9, math.nan, 0.0, math.inf))
+        assert capsys.readouterr().err == "epoch 1   50%\n"
+        clock[0] = 99.0
+        shown.show(Progress(1, 2, 0.6, 9, math.nan, 100.0, 9.0))
+        assert capsys.readouterr().err == "epoch 1   60%  100 tokens/s  0:09 left\n"
 
 
 def test_the_time_left_is_told_after_a_short_first_epoch(clock, capsys):

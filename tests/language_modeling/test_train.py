@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from drill.data import (
 from drill.data.text.batches import rotated, rotations
 from drill.language_modeling.evaluation.perplexity import evaluate_tokens, perplexity
 from drill.models.language_model import LanguageModel
+from drill.training.distributed import World
+from drill.training.loop import Reporter
 from drill.training.optim import Sgd
 from drill.training.options import log_interval
 from drill.training.precision import resolve_precision
@@ -316,6 +319,29 @@ def test_progress_is_reported_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
     assert [row["seconds"] > 0.0 for row in lines[:2]] == [True, True]
     assert lines[0]["elapsed"] < lines[1]["elapsed"] < lines[2]["elapsed"]
     assert [report.row for report in ends] == lines[:2]
+
+
+def test_the_speed_of_a_gpu_is_that_of_finished_steps(monkeypatch):
+    now, reports = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    state = SimpleNamespace(epoch=1, epochs=2, position=0, epoch_size=1000, step=0, loss=math.nan)
+    state.tokens, state.progress = 0, lambda: (state.epoch - 1 + state.position / 1000) / 2
+    task = SimpleNamespace(state=state, world=World(), device=torch.device("cuda"))
+    reporter = Reporter(task, reports.append, None)
+
+    def launched(tokens: int, seconds: float) -> tuple[float, float]:
+        state.tokens = state.position = tokens
+        now[0] += seconds
+        reporter.report()
+        return reports[-1].tokens_per_second, reports[-1].seconds_left
+
+    assert launched(900, 1.0) == (0.0, math.inf)
+    now[0] = 10.0
+    reporter.measure_speed()  # all 900 are done
+    assert launched(900, 0.0) == (pytest.approx(90.0), pytest.approx(1100 / 90))
+    state.epoch, state.tokens, state.position = 2, 0, 0
+    reporter.restart()
+    assert launched(500, 0.1) == (pytest.approx(90.0), pytest.approx(500 / 90))
 
 
 def test_frozen_parameters_are_not_trained(tmp_path):

@@ -191,6 +191,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 if state.step % log_interval(state.step, options.log_every) == 0:
                     row = state.training_row(optimizer.current_lr, world)
                     finite(row["train_loss"], task)
+                    reporter.measure_speed()
                     if world.is_main:
                         run.append_later(row)
             agreed = state.step % agree_every == 0
@@ -210,6 +211,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             due = every is not None and state.step % every == 0
             if epoch_done or due or state.limit_reached() or state.validation_pending:
                 state.loss = finite(state.mean_loss(world), task)
+                reporter.measure_speed()
                 check_damaged(task)
                 state.tick_training()
                 try:
@@ -286,15 +288,26 @@ class Reporter:
     ) -> None:
         self.task, self.state, self.shutdown = task, task.state, shutdown
         self.progress = progress if task.world.is_main else None
+        self._tokens_per_second = self._progress_per_second = 0.0
         self.restart()
 
     def restart(self) -> None:
-        """Measure from here on: training starts, or a validation has ended."""
+        """Measure the speed from here on: training starts, or a validation has ended. Until it is
+        measured, that of before is shown."""
         self._progress, self._tokens = self.state.progress(), self.state.tokens
         self._time = time.monotonic()
 
+    def measure_speed(self) -> None:
+        """Call it when all steps are done: those of a GPU may be only launched."""
+        if self.state.tokens > self._tokens:
+            seconds = max(1e-9, time.monotonic() - self._time)
+            self._tokens_per_second = (self.state.tokens - self._tokens) / seconds
+            self._progress_per_second = (self.state.progress() - self._progress) / seconds
+
     def report(self, row: dict[str, Any] | None = None) -> None:
         """Show the progress; ``row`` is the line of a validation."""
+        if row is None and self.task.device.type != "cuda":
+            self.measure_speed()
         if row is not None and self.task.world.is_main:
             self.task.run.append(row)
         if self.progress is not None:
@@ -315,16 +328,15 @@ class Reporter:
         return count
 
     def _measure(self, row: dict[str, Any] | None = None) -> Progress:
-        state, progress = self.state, self.state.progress()
-        seconds = max(1e-9, time.monotonic() - self._time)
+        state, speed = self.state, self._progress_per_second
         return Progress(
             epoch=state.epoch,
             epochs=state.epochs,
             share=state.position / state.epoch_size,
             step=state.step,
             loss=state.loss,
-            tokens_per_second=(state.tokens - self._tokens) / seconds,
-            seconds_left=max(0.0, 1.0 - progress) * seconds / max(1e-9, progress - self._progress),
+            tokens_per_second=self._tokens_per_second,
+            seconds_left=max(0.0, 1.0 - state.progress()) / speed if speed > 0.0 else math.inf,
             row=row,
         )
 
@@ -351,27 +363,27 @@ def _finished(state: TrainingState, valid: Score, test: Any, elapsed: float) -> 
 class AsyncLoss:
     """The mean loss of the epoch so far, without waiting for the device.
 
-    On a GPU a call returns what an earlier call has requested, at first None.
+    On a GPU a call returns what an earlier call has requested, None if that is not there yet.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.waits = device.type != "cuda"
         self.sent: tuple[Tensor, torch.cuda.Event, int] | None = None
-        self.value: float | None = None
 
     def __call__(self, state: TrainingState, world: World) -> float | None:
         if self.waits or world.size > 1:
             return state.mean_loss(world)
+        found = None
         if self.sent is not None and self.sent[1].query():
             nll, _, terms = self.sent
-            self.value, self.sent = float(nll) / max(1, terms), None
+            found, self.sent = float(nll) / max(1, terms), None
         if self.sent is None:
             nll = torch.empty((), dtype=state.nll.dtype, pin_memory=True)
             nll.copy_(state.nll, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
             self.sent = (nll, event, state.loss_terms())
-        return self.value
+        return found
 
 
 # -- divergence -----------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ class Progress:
     epochs: int
     share: float  # of the epoch
     step: int  # of the run
-    loss: float  # mean of the epoch so far
-    tokens_per_second: float
-    seconds_left: float  # of the run
+    loss: float  # mean of the epoch so far, as last read from the device; NaN before
+    tokens_per_second: float  # as last measured; 0.0 before
+    seconds_left: float  # of the run; infinite before
     row: dict[str, Any] | None = None
     work: str | None = None
 
@@ -76,9 +76,10 @@ class ProgressLines:
     def show(self, report: Progress) -> None:
         self.show_milestones(report)
         if report.row is None and self._throttle.due():
-            self._told_time = self._told_time or report.work is None
+            self._told_time |= report.work is None and math.isfinite(report.seconds_left)
             share = "" if report.work is not None else f"{report.share:4.0%}  "
-            self.write(f"{report.work or f'epoch {report.epoch}'}  {share}{status_text(report)}")
+            line = f"{report.work or f'epoch {report.epoch}'}  {share}{status_text(report)}"
+            self.write(line.rstrip())
 
     def show_milestones(self, report: Progress) -> None:
         """The line of an epoch, and after a short first one how long the run will take."""
@@ -99,10 +100,13 @@ def status_text(report: Progress) -> str:
     """How far a validation or a test is, or how well and how fast training goes."""
     if report.work is not None:
         return f"{report.share:.0%}"
-    return (
-        f"train loss {report.loss:.3f}  ppl {perplexity_of(report.loss):,.1f}  "
-        f"{report.tokens_per_second:,.0f} tokens/s  {duration(report.seconds_left)} left"
-    )
+    known = []
+    if not math.isnan(report.loss):
+        known.append(f"train loss {report.loss:.3f}  ppl {perplexity_of(report.loss):,.1f}")
+    if math.isfinite(report.seconds_left):
+        left = duration(report.seconds_left)
+        known.append(f"{report.tokens_per_second:,.0f} tokens/s  {left} left")
+    return "  ".join(known)
 
 
 def epoch_line(row: dict[str, Any], epochs: int) -> str:

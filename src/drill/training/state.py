@@ -180,6 +180,7 @@ class TrainingState(abc.ABC):
         """A row of metrics.jsonl: the loss of this epoch since the last such row."""
         self.tick_training()
         nll, terms = world.mean(float(self.nll)), self.loss_terms()
+        self.loss = nll / max(1, terms)
         loss = (nll - self.logged_nll) / max(1, terms - self.logged_terms)
         self.logged_nll, self.logged_terms = nll, terms
         return {"kind": "step", **self._row(loss, lr)}
