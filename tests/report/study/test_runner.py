@@ -117,15 +117,6 @@ def test_estimates_are_of_finished_jobs_then_of_max_minutes(workspace):
     assert found.minutes_left([never_run]) == "?"
 
 
-def test_a_job_of_unknown_time_starts_while_half_of_the_budget_is_left(workspace):
-    plan = workspace.plan(PLAN.replace("baseline", 'stages = ["train", "cache"]\nbaseline'))
-    study = runner.StudyRunner(plan, workspace.ledger, workspace.runs, minutes=60)
-    study.deadline -= 31 * 60
-    study.run()
-    assert not Path("started.txt").exists()
-    assert workspace.study(plan, minutes=60)[:2] == ["a-seed-1 train", "a-seed-1 cache"]
-
-
 def test_jobs_stop_at_the_end_of_the_budget_and_resume(workspace):
     workspace.behave(a_seed_1__train="wait")
     plan = workspace.plan()

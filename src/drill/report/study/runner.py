@@ -120,10 +120,8 @@ class StudyRunner:
         for job in list(self.left):
             if len(self.running) == self.parallel:
                 return
-            minutes = self.states.minutes(job)
-            if minutes is None:  # unknown: while half of the budget is left
-                minutes = (self.minutes or 0.0) / 2
-            if self._is_ready(job) and time.monotonic() + 60 * minutes <= self.deadline:
+            ends = time.monotonic() + 60 * (self.states.minutes(job) or 0.0)
+            if self._is_ready(job) and ends <= self.deadline:
                 self.tried.add(job)
                 self.left.remove(job)
                 self._launch(job)
