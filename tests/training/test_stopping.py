@@ -95,7 +95,9 @@ def tick(state, clocks):
     state.time_fraction = next(clocks)
 
 
-@pytest.mark.parametrize(("name", "limit"), [(MT, "max_steps"), (LM, "max_minutes")])
+@pytest.mark.parametrize(
+    ("name", "limit"), [(MT, "max_steps"), (LM, "max_steps"), (LM, "max_minutes")]
+)
 def test_validation_at_a_limit_does_not_count_for_patience(
     tmp_path, scripted, monkeypatch, name, limit
 ):

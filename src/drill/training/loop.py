@@ -72,7 +72,7 @@ class Task(abc.ABC):
         options, device = self.options, self.device
         return {
             "epochs": options.epochs,
-            "max_steps": getattr(options, "max_steps", None),
+            "max_steps": options.max_steps,
             "max_minutes": options.max_minutes,
             "nll": torch.zeros((), dtype=sum_dtype(device), device=device),
             "stopper": None if options.patience is None else NonMonotonicTrigger(options.patience),

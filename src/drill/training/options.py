@@ -21,10 +21,12 @@ class TrainingOptions:
     """
 
     epochs: int
+    max_steps: int | None = None
     max_minutes: float | None = None  # of training and validation, summed over resumes
     seed: int
     precision: Precision = "tf32"  # float32, tf32, bfloat16 (autocast) or auto
     cuda_graphs: bool = True  # replay steps as CUDA graphs where the model allows it
+    compile: bool = False  # the Transformer or highway network by torch.compile
     patience: int | None = None  # stop after a validation worse than the best before the last ones
     validate_first: bool = False  # validate first: only better weights replace the initial ones
     checkpoint_seconds: float = 120.0  # seconds between checkpoints
@@ -32,7 +34,7 @@ class TrainingOptions:
     log_every: int | None = None  # steps between rows of training loss; None: log_interval
 
     def __post_init__(self) -> None:
-        self._check("epochs validate_every log_every", "at least 1", lambda n: n >= 1)
+        self._check("epochs max_steps validate_every log_every", "at least 1", lambda n: n >= 1)
         self._check("seed", A_SEED, lambda n: 0 <= n < 2**32)
         self._check("max_minutes", "above 0", lambda x: x > 0.0)
         self._check("patience checkpoint_seconds", "at least 0", lambda x: x >= 0)
@@ -64,7 +66,6 @@ class LanguageModelOptions(TrainingOptions):
     augmented_temperature: float = 10.0  # of both distributions of that loss
     state_reset: float = 0.0  # probability that a stream starts a segment from the initial state
     untie_at: float | None = None  # share of the run after which the layer is a free matrix
-    compile: bool = False  # an encoder without kernels of its own by torch.compile
     fsdp: bool = False  # shard a Transformer over the processes (FSDP2); else each has it whole
     micro_batch: int | None = None  # streams at a time, gradients summed; None takes all at once
     valid_batch_size: int = 10
@@ -86,13 +87,11 @@ class TranslationOptions(TrainingOptions):
     """``[training]`` of a translator."""
 
     epochs: int = 30
-    max_steps: int | None = None  # a third limit
     seed: int = 1
     max_tokens: int = 4096  # of a batch on either side, with padding; also for validation
     gradient_accumulation_steps: int = 1  # batches per step, over all processes
     label_smoothing: float = 0.1  # of the training loss only
     pad_to_multiple_of: int = 1  # pad lengths to multiples: fewer shapes, more padding
-    compile: bool = False  # the Transformer by torch.compile
     bleu_every: int | None = None  # validations between two that also translate for BLEU
     average_checkpoints: int = 1  # at the end, try the mean of the weights of that many validations
     beam: int = DEFAULT_BEAM_SIZE  # of all translations that are scored
@@ -100,7 +99,7 @@ class TranslationOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = "max_steps max_tokens gradient_accumulation_steps pad_to_multiple_of bleu_every"
+        counts = "max_tokens gradient_accumulation_steps pad_to_multiple_of bleu_every"
         self._check(f"{counts} average_checkpoints", "at least 1", lambda n: n >= 1)
         self._check("label_smoothing", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
         self._check("beam", f"in 1 to {MAX_BEAM_SIZE}", lambda n: 1 <= n <= MAX_BEAM_SIZE)

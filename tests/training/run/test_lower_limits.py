@@ -33,7 +33,8 @@ def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(
 
 
 @pytest.mark.parametrize(
-    ("task", "limit"), [(LM, "epochs=1"), (MT, "max_minutes=1e-6"), (MT, "max_steps=1")]
+    ("task", "limit"),
+    [(LM, "epochs=1"), (LM, "max_steps=1"), (MT, "max_minutes=1e-6"), (MT, "max_steps=1")],
 )
 def test_a_longer_run_that_was_stopped_is_not_ended(run_cli, workspace, task, limit):
     """Its test would replace what it had found before it went on."""

@@ -104,7 +104,7 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
     if run.test_row() is None or not run.last.exists():
         return False
     last, asked = run.last_numbers(), settings.training
-    steps, minutes = asked.get("max_steps"), asked.get("max_minutes")
+    steps, minutes = asked["max_steps"], asked["max_minutes"]
     with run.reading_last():
         trained = last["elapsed"] - last["test_seconds"]
         stopper = last["stopper"]  # stopped by patience: more epochs change nothing
