@@ -126,9 +126,16 @@ def test_checkpoint_is_read_again(family, layer, tmp_path):
     assert again.config.model_type == CONFIGS[family]().model_type
 
 
-def test_without_drill_a_checkpoint_is_not_taken_for_a_stock_one(tmp_path):
-    attach(build("llama"), depth=1).save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["llama", "llama-untied", "gpt2", "t5"])
+def test_a_checkpoint_is_not_taken_for_a_stock_one(family, tmp_path):
+    model = attach(build(family), depth=1)
+    model.save_pretrained(tmp_path)
     assert T.PretrainedConfig.get_config_dict(tmp_path)[0]["model_type"] == "drill"
+    config = type(CONFIGS[family]()).from_pretrained(tmp_path)
+    assert config.vocab_size == V  # its own sizes: not those of a default config, which may be 7B
+    with pytest.raises(ValueError, match=r"import drill\.hf"):
+        type(model).stock.from_pretrained(tmp_path)
+    assert torch.equal(logits(type(model).from_pretrained(tmp_path)), logits(model))
 
 
 @pytest.mark.parametrize(("family", "layer"), EACH)

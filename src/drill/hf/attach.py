@@ -104,7 +104,8 @@ def attach(
         if "counts" in each:  # the config is JSON
             each["counts"] = check_counts("attach", each["counts"], len(linear.weight)).tolist()
     drill = {
-        "model_type": model.config.model_type,
+        # Not "model_type": transformers take a nested block that has one for a whole config.
+        "stock_type": model.config.model_type,
         "layer": layer,
         "options": options,
         "tie": tie,

@@ -33,6 +33,9 @@ INNER = "inner"  # the matrix layer that a layer wraps, as in recipes
 MODEL_TYPE = "drill"
 """What ``config.json`` says, so that without drill nothing reads the checkpoint as a stock model.
 In memory a config has the type of its stock class, by which libraries look up what they need."""
+REFUSAL = "import drill.hf, then load this folder by AutoModelForCausalLM or AutoModelForSeq2SeqLM"
+"""What ``config.json`` has as the name of the weights, at which ``from_pretrained`` of a stock
+class raises: without the layer it would take the input embedding for the head."""
 
 
 @contextmanager
@@ -173,7 +176,7 @@ class AttachedModel(Stock):
 
 
 class AttachedConfig(Stock):
-    """Mixin for a transformers config: writes another model_type to ``config.json``.
+    """Mixin for a transformers config: writes a ``config.json`` that stock classes refuse.
 
     ``drill`` has the stock type, the layer's name and options, and what else ``attach`` was given.
     """
@@ -181,7 +184,14 @@ class AttachedConfig(Stock):
     drill: dict[str, Any]
 
     def to_diff_dict(self) -> dict[str, Any]:
-        return {**super().to_diff_dict(), "model_type": MODEL_TYPE}
+        refused = {"model_type": MODEL_TYPE, "transformers_weights": REFUSAL}
+        return {**super().to_diff_dict(), **refused}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        stock = {**config_dict, "model_type": config_dict["drill"]["stock_type"]}
+        stock.pop("transformers_weights", None)
+        return super().from_dict(stock, **kwargs)
 
 
 class DrillConfig(PretrainedConfig):
@@ -191,9 +201,8 @@ class DrillConfig(PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        stock = config_dict["drill"]["model_type"]
-        config_class = attached_config_class(CONFIG_MAPPING[stock])
-        return config_class.from_dict({**config_dict, "model_type": stock}, **kwargs)
+        stock = CONFIG_MAPPING[config_dict["drill"]["stock_type"]]
+        return attached_config_class(stock).from_dict(config_dict, **kwargs)
 
 
 AutoConfig.register(MODEL_TYPE, DrillConfig)
