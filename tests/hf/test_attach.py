@@ -126,6 +126,32 @@ def test_checkpoint_is_read_again(family, layer, tmp_path):
     assert again.config.model_type == CONFIGS[family]().model_type
 
 
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("gpt2", ["PreTraining"]),
+        ("bart", ["PreTraining", "MaskedLM"]),
+        ("llava", ["ImageTextToText", "MultimodalLM"]),
+    ],
+)
+def test_checkpoint_is_read_by_every_auto_class_that_has_the_head(family, names, tmp_path):
+    if family == "llava":
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        vision = T.CLIPVisionConfig(**sizes, num_attention_heads=2, image_size=28, patch_size=14)
+        text = CONFIGS["llama"]()
+        config = T.LlavaConfig(text_config=text, vision_config=vision, image_token_index=97)
+        model = attach(T.LlavaForConditionalGeneration(config).eval(), depth=1)
+    else:
+        model = attach(build(family), depth=1)
+    perturb(model).save_pretrained(tmp_path)
+    for name in names:
+        again = getattr(T, f"AutoModelFor{name}").from_pretrained(tmp_path)
+        assert type(again) is type(model)
+        assert torch.equal(logits(again), logits(model))
+    body = T.AutoModel.from_pretrained(tmp_path)  # which has no head
+    assert torch.equal(body.get_input_embeddings().weight, model.get_input_embeddings().weight)
+
+
 @pytest.mark.parametrize("family", ["llama", "llama-untied", "gpt2", "t5"])
 def test_a_checkpoint_is_not_taken_for_a_stock_one(family, tmp_path):
     model = attach(build(family), depth=1)

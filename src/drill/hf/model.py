@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    PretrainedConfig,
-)
+from transformers import AutoConfig, PretrainedConfig
 from transformers import initialization as init
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
@@ -33,7 +29,7 @@ INNER = "inner"  # the matrix layer that a layer wraps, as in recipes
 MODEL_TYPE = "drill"
 """What ``config.json`` says, so that without drill nothing reads the checkpoint as a stock model.
 In memory a config has the type of its stock class, by which libraries look up what they need."""
-REFUSAL = "import drill.hf, then load this folder by AutoModelForCausalLM or AutoModelForSeq2SeqLM"
+REFUSAL = "import drill.hf, then load this folder by an Auto class such as AutoModelForCausalLM"
 """What ``config.json`` has as the name of the weights, at which ``from_pretrained`` of a stock
 class raises: without the layer it would take the input embedding for the head."""
 
@@ -210,12 +206,16 @@ AutoConfig.register(MODEL_TYPE, DrillConfig)
 
 @functools.cache
 def attached_config_class(stock: Any) -> Any:
-    """The subclass of a config class, registered with the Auto classes that know the stock one."""
+    """The subclass of a config class, registered with the Auto classes that know the stock one.
+
+    With those for models without a head (AutoModel, AutoModelForSequenceClassification) it is not:
+    they read the rest of a checkpoint.
+    """
     made = type(stock.__name__, (AttachedConfig, stock), {"__module__": "drill.hf", "stock": stock})
-    for auto in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
-        if stock in auto._model_mapping:
-            model_class = attached_class(auto._model_mapping[stock], made)
-            auto.register(made, model_class, exist_ok=True)
+    for name, auto in vars(modeling_auto).items():
+        model: Any = auto._model_mapping.get(stock, None) if name.startswith("AutoModel") else None
+        if hasattr(model, "can_generate") and model.can_generate():
+            auto.register(made, attached_class(model, made), exist_ok=True)
     return made
 
 
