@@ -215,6 +215,29 @@ def test_generate_encodes_the_labels_once_and_again_after_a_change(family, monke
     assert torch.equal(model.generate(ids, **options), changed)
 
 
+WRITES = {
+    "data": lambda weight, row: weight.data[row].neg_(),
+    "numpy": lambda weight, row: weight.detach().numpy()[row].__iadd__(1e-3),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_rows_written_past_the_version_counter_are_seen(family, write):
+    model = perturb(attach(build(family), depth=1))
+    weight, ids = model.get_input_embeddings().weight, batch()["input_ids"]
+    for row in range(V):
+        logits(model)
+        WRITES[write](weight, row)
+        expected = logits(copy.deepcopy(model))
+        assert torch.equal(logits(model), expected)
+    options = {"max_new_tokens": 2, "output_scores": True, "return_dict_in_generate": True}
+    model.generate(ids, **options)
+    weight.data[-2:] = 7 * weight.data[:-2].mean(0)  # as new tokens are often initialised
+    expected = copy.deepcopy(model).generate(ids, **options).scores
+    assert all(map(torch.equal, model.generate(ids, **options).scores, expected))
+
+
 @pytest.mark.parametrize(
     ("family", "bias", "grad"),
     [

@@ -1,4 +1,4 @@
-"""Labels are encoded once and never stale; ``shared_labels`` changes the price and nothing else."""
+"""Labels are encoded once until a change; ``shared_labels`` changes the price and nothing else."""
 
 import copy
 import gc
@@ -112,7 +112,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("write", WRITERS)
 @one_of_each_layer
-def test_labels_are_never_stale(name, write):
+def test_labels_are_encoded_again_after_a_write(name, write):
     layer = make(name)
     inner = matrix_of(layer)
     hidden, _ = batch(layer, 6)

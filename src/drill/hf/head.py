@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from drill.kernels.loss.checks import IGNORE_INDEX, check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY
 from drill.layers.base import LossOptions, MatrixLayer, head_nll
+from drill.layers.label_cache import LabelCache
 from drill.layers.wrappers.base import blockwise_nll
 
 
@@ -54,6 +55,13 @@ class Head(nn.Module):
             vars(layer)["embedding"] = embedding
         if layer.bias is not None and len(layer.bias) != layer.vocabulary_size:
             self.layer.resize(layer.vocabulary_size)
+
+    def check_rows(self) -> None:
+        """Encode the labels again if a row of any parameter was written, in whatever way."""
+        for part in self.layer.modules():
+            for cache in vars(part).values():
+                if isinstance(cache, LabelCache):
+                    cache.check_rows()
 
     @property
     def weight(self) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
@@ -71,6 +72,10 @@ class AttachedModel(Stock):
         heads = self.heads()
         for head in heads:
             head.share(self.get_submodule(self.label_embedding))
+        first = all(kwargs.get(name) is None for name in ("past_key_values", "cache_params"))
+        if first and not torch.compiler.is_compiling():
+            for head in heads:
+                head.check_rows()
         if labels is None and shift_labels is None:
             return super().forward(*args, **kwargs)
         kwargs["return_dict"] = True
@@ -102,6 +107,12 @@ class AttachedModel(Stock):
             weight = self.config.get_text_config().router_aux_loss_coef
             loss = loss + weight * output.aux_loss.to(loss.device)
         return type(output)(**{**output, "loss": loss, "logits": logits})
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """The stock generate, of the parameters as they are now."""
+        for head in self.heads():
+            head.check_rows()  # here, because forward gets past_key_values from the first call on
+        return super().generate(*args, **kwargs)
 
     def fused_loss(
         self, heads: list[Head], targets: Tensor, *args: Any, **kwargs: Any

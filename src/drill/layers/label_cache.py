@@ -42,7 +42,8 @@ class Snapshot:
 
     A layer has changed if an attribute, parameter, buffer or submodule is another object, or a
     tensor has another version or address. With ``samples`` also if entries of a tensor differ
-    (``.data`` and NumPy write without a new version) or a submodule got a hook.
+    (``.data`` and NumPy write without a new version) or a submodule got a hook; and, where asked
+    for, if the sum of any row does, which costs about as much as the logits of one token.
     """
 
     def __init__(self, layer: nn.Module, samples: bool = True) -> None:
@@ -69,6 +70,11 @@ class Snapshot:
             group = self.slices if x.is_cpu else self.joined.setdefault(key, [])
             group.append(entries)
         self.samples = self._samples()
+        self.summed = [x.detach() for x in tensors] if samples else []
+        self.sums = self._sums()
+
+    def rows_changed(self) -> bool:
+        return self.changed() or not all(map(torch.equal, self._sums(), self.sums))
 
     def changed(self) -> bool:
         objects = list(chain(*self.views))
@@ -84,6 +90,10 @@ class Snapshot:
 
     def _samples(self) -> list[list[int]]:
         return [x.tolist() for x in chain(self.slices, map(torch.cat, self.joined.values()))]
+
+    def _sums(self) -> list[Tensor]:
+        float32 = torch.float32
+        return [x.sum(-1, dtype=torch.promote_types(x.dtype, float32)) for x in self.summed]
 
 
 class LabelCache(Generic[T]):
@@ -123,6 +133,13 @@ class LabelCache(Generic[T]):
 
     def clear(self) -> None:
         self._entry = None
+
+    def check_rows(self) -> None:
+        """Drop the labels also if rows were written through ``.data`` or NumPy."""
+        if self._entry is not None:
+            labels, device, context, snapshot = self._entry
+            if _context(device, labels) != context or snapshot.rows_changed():
+                self._entry = None
 
     @contextmanager
     def inside(self, layer: nn.Module, block: Callable[[], T]) -> Iterator[None]:
