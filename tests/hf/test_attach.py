@@ -194,14 +194,18 @@ def test_bias_is_folded_into_the_one_of_marian():
     torch.testing.assert_close(logits(fold(model)), logits(model))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama-untied", "t5", "marian"])
-def test_generate_encodes_the_labels_once_and_again_after_a_change(family, monkeypatch):
-    model = perturb(attach(build(family), depth=2))
-    encoded = []
-    encode = DeepResidual.labels
+def count_encodings(monkeypatch):
+    encoded, encode = [], DeepResidual.labels
     monkeypatch.setattr(
         DeepResidual, "labels", lambda self, *args: encoded.append(1) or encode(self, *args)
     )
+    return encoded
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama-untied", "t5", "marian"])
+def test_generate_encodes_the_labels_once_and_again_after_a_change(family, monkeypatch):
+    model = perturb(attach(build(family), depth=2))
+    encoded = count_encodings(monkeypatch)
     ids = batch()["input_ids"]
     options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     options |= {"eos_token_id": None, "pad_token_id": 0}
@@ -213,6 +217,46 @@ def test_generate_encodes_the_labels_once_and_again_after_a_change(family, monke
         model.lm_head.layer.label_weight[:, :4] += 1.0
     changed = fold(model).generate(ids, **options)
     assert torch.equal(model.generate(ids, **options), changed)
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+@pytest.mark.parametrize(("backend", "fullgraph"), [("eager", False), ("aot_eager", True)])
+def test_compiled_it_encodes_the_labels_once_and_again_after_a_change(
+    family, backend, fullgraph, monkeypatch
+):
+    model = perturb(attach(build(family), depth=2))
+    encoded = count_encodings(monkeypatch)
+    inputs = {"input_ids": batch()["input_ids"], "use_cache": False}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=fullgraph)
+    with torch.no_grad():
+        compiled(**inputs)  # the first call may keep none: torch watches the operators
+        for write in (nn.init.zeros_, lambda weight: weight.data.add_(2), nn.init.ones_):
+            write(model.lm_head.layer.maps[0].linear.weight)
+            encoded.clear()
+            found = [compiled(**inputs).logits for _ in range(3)]
+            assert len(encoded) == 1
+            torch.testing.assert_close(found[-1], copy.deepcopy(model)(**inputs).logits)
+        other = perturb(copy.deepcopy(model))  # is another head to the same code
+        again = torch.compile(other, backend=backend, fullgraph=fullgraph)(**inputs).logits
+        torch.testing.assert_close(again, other(**inputs).logits)
+    loss = compiled(**inputs, labels=batch()["labels"]).loss  # with gradients
+    torch.testing.assert_close(loss, model(**inputs, labels=batch()["labels"]).loss)
+
+
+def test_compiled_code_that_writes_and_reads_the_head_raises():
+    model = perturb(attach(build("llama"), depth=1))
+
+    @torch.compile(backend="aot_eager")
+    @torch.no_grad()
+    def write_and_read(ids):
+        model.lm_head.layer.maps[0].linear.weight.mul_(2)
+        return model(ids, use_cache=False).logits
+
+    with pytest.raises(RuntimeError, match="outside"):
+        write_and_read(batch()["input_ids"])
 
 
 WRITES = {

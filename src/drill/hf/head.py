@@ -1,16 +1,19 @@
 """The module that stands in the place of a model's ``lm_head``."""
 
 import copy
+import itertools
 import sys
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.distributed.fsdp import FSDPModule
 
 from drill.kernels.loss.checks import IGNORE_INDEX, check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY
+from drill.kernels.runtime.dispatch import autocast_on
 from drill.layers.base import LossOptions, MatrixLayer, head_nll
 from drill.layers.label_cache import LabelCache
 from drill.layers.wrappers.base import blockwise_nll
@@ -31,6 +34,7 @@ class Head(nn.Module):
 
     def __init__(self, layer: Any, shared: bool) -> None:
         super().__init__()
+        self.__setstate__({})
         self.layer = layer  # an OutputLayer
         self.shared = shared
         if shared:
@@ -107,6 +111,8 @@ class Head(nn.Module):
                 "into one FSDP group, as fully_shard([norm, embedding, head]) and accelerate do"
             )
         if targets is None:
+            if torch.compiler.is_compiling() and self._reuses_labels(hidden):
+                return compiled_logits(hidden, self.number, self.read_parameters())
             return layer.logits(hidden)
         on_cpu = hidden.device.type == "cpu"  # elsewhere the check waits for the device
         options = LossOptions("sum", IGNORE_INDEX, label_smoothing, "auto", memory, on_cpu)
@@ -127,6 +133,22 @@ class Head(nn.Module):
 
         return blockwise_nll(capped, (context,), weight, targets, options, copies=4).sum()
 
+    def read_parameters(self) -> list[Tensor]:
+        return [self.layer.label_weight, *self.layer.parameters()]
+
+    def _reuses_labels(self, hidden: Tensor) -> bool:
+        """Whether a compiled graph should read cached labels, rather than encode them each time."""
+        if torch.is_grad_enabled() or self.training or torch.compiler.is_exporting():
+            return False
+        # Under autocast, and for layers with scores of another dtype, the operator cannot say its
+        # own dtype beforehand.
+        return isinstance(self.layer, MatrixLayer) and not autocast_on(hidden.device)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.number = next(_numbers)  # a copy has its own
+        _heads[self.number] = self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
         # A copy of the model has its own embedding by now; a copy of the head alone (PEFT) shares.
         if self.shared:
@@ -134,8 +156,37 @@ class Head(nn.Module):
             memo.setdefault(id(embedding), embedding)
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        vars(new).update(copy.deepcopy(vars(self), memo))
+        new.__setstate__(copy.deepcopy(vars(self), memo))
         return new
+
+
+_numbers = itertools.count()
+_heads: WeakValueDictionary[int, Head] = WeakValueDictionary()
+
+
+@library.custom_op(
+    "drill::head_logits",
+    mutates_args=(),
+    tags=torch.Tag.cudagraph_unsafe,  # it looks for changes, and may encode
+)
+def compiled_logits(hidden: Tensor, number: int, parameters: list[Tensor]) -> Tensor:
+    """The logits of a head that a compiled graph knows by its number.
+
+    So it finds the cached labels when it runs; inside a graph they are encoded at every call.
+    """
+    head = _heads[number]
+    pairs = zip(head.read_parameters(), parameters, strict=True)
+    if any(own.data_ptr() != given.data_ptr() for own, given in pairs):
+        raise RuntimeError(
+            "a compiled function changes parameters of the output layer and reads its logits; "
+            "change them outside of it"
+        )
+    return cast(Tensor, head.layer.logits(hidden))
+
+
+@compiled_logits.register_fake
+def _(hidden, number, parameters):  # type: ignore[no-untyped-def]
+    return hidden.new_empty((*hidden.shape[:-1], _heads[number].layer.vocabulary_size))
 
 
 def _awaits_sharding(module: nn.Module) -> bool:
