@@ -447,7 +447,41 @@ def test_models_whose_head_cannot_be_replaced():
     masked = T.BertForMaskedLM(T.BertConfig(vocab_size=V, hidden_size=32, **sizes))
     with pytest.raises(TypeError, match="next token"):  # its labels are not shifted
         attach(masked)
-    model = T.AutoModelForCausalLM.from_config(T.CohereConfig(**LLAMA, logit_scale=0.25))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("Cohere", {"logit_scale": 0.25}), ("Granite", {"logits_scaling": 1.03})],
+)
+def test_models_that_scale_their_logits_are_refused(family, options, device):
+    with torch.device(device):
+        config = getattr(T, f"{family}Config")(**LLAMA, **options)
+        model = T.AutoModelForCausalLM.from_config(config)
     with pytest.raises(TypeError, match="logits"):
         attach(model)
     assert type(model.lm_head) is nn.Linear
+
+
+def test_models_whose_logits_change_without_a_name_in_the_config_are_refused():
+    model = build("llama")
+    forward = model.forward
+
+    def scaled(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = 1.001 * output.logits
+        return output
+
+    model.forward = scaled
+    with pytest.raises(TypeError, match="logits"):
+        attach(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["gemma", "marian"])
+def test_logits_that_are_only_rounded_are_accepted(family, dtype):
+    for scale in (0.1, 1.0, 100.0):  # of logits
+        model = build(family).to(dtype)
+        with torch.no_grad():
+            model.get_output_embeddings().weight *= scale
+        attach(model, depth=1)

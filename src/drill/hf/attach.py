@@ -26,6 +26,8 @@ from drill.layers.checks import check_counts
 from drill.layers.wrappers.sampled import foldable
 
 ZERO_START = ("tied", "full", "deep-residual")
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+"""What configs call a factor of the logits, which the fused loss does not know."""
 
 
 def attach(
@@ -183,7 +185,17 @@ def _untie(stock: Any) -> None:
 
 @torch.no_grad()
 def _check_logits(model: Any, linear: nn.Linear) -> None:
-    """Raise where the model does more with the logits of its head than the fused loss does."""
+    """Raise where the model does more with the logits of its head than the fused loss does.
+
+    On the meta device only factors that the config names are seen.
+    """
+    error = TypeError(
+        f"attach: {type(model).__name__} changes its logits after the head in a way that drill "
+        "does not know, so its loss would be wrong"
+    )
+    text_config = model.config.get_text_config()
+    if any(getattr(text_config, name, None) not in (None, 1) for name in SCALES):
+        raise error
     embedding = model.get_input_embeddings().weight
     if embedding.is_meta:
         return
@@ -202,8 +214,6 @@ def _check_logits(model: Any, linear: nn.Linear) -> None:
         expected = softcap * torch.tanh(expected / softcap)
     if bias is not None:
         expected = expected + bias
-    if (logits - expected).abs().max() > 0.05 * (logits.amax() - logits.amin()):
-        raise TypeError(
-            f"attach: {type(model).__name__} changes its logits after the head in a way that drill "
-            "does not know, so its loss would be wrong"
-        )
+    rounding = 2 * torch.finfo(outputs[0].dtype).eps * logits.abs().max()
+    if (logits - expected).abs().max() > rounding:
+        raise error
