@@ -11,7 +11,19 @@ from torch import nn
 from drill.kernels.loss.nll import nll
 from drill.layers import LAYERS as ALL
 from drill.layers import DeepResidual, MatrixLayer, NotFoldable
-from tests.hf.tiny_models import CONFIGS, FAMILIES, LLAMA, T, V, auto, batch, build, logits, perturb
+from tests.hf.tiny_models import (
+    BART,
+    CONFIGS,
+    FAMILIES,
+    LLAMA,
+    T,
+    V,
+    auto,
+    batch,
+    build,
+    logits,
+    perturb,
+)
 
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 
@@ -447,6 +459,18 @@ def test_models_whose_head_cannot_be_replaced():
     masked = T.BertForMaskedLM(T.BertConfig(vocab_size=V, hidden_size=32, **sizes))
     with pytest.raises(TypeError, match="next token"):  # its labels are not shifted
         attach(masked)
+    whisper = T.WhisperForConditionalGeneration(
+        T.WhisperConfig(**BART, num_mel_bins=8, pad_token_id=0)
+    )
+    with pytest.raises(TypeError, match="input_features"):
+        attach(whisper)
+
+
+def test_another_head_than_the_one_attached_raises():
+    model = attach(build("llama"), depth=1)
+    model.set_output_embeddings(nn.Linear(32, V, bias=False))
+    with pytest.raises(TypeError, match=r"Linear.*attach"):
+        model(**batch())
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

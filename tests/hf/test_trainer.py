@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from drill.hf.head import Head
 from tests.hf.tiny_models import T, auto, batch, build, logits, perturb
 
-from drill.hf import attach  # isort: skip  (after the check for transformers)
+from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 
 pytest.importorskip("accelerate", reason="needs accelerate")
 
@@ -171,3 +171,14 @@ def test_lora_with_the_shared_embedding_raises(saved):
     model = peft.get_peft_model(fresh(), config)
     with pytest.raises(TypeError, match="modules_to_save"):
         model(**batch())
+
+
+def test_attach_comes_before_peft_and_fold_after_it():
+    peft = pytest.importorskip("peft", reason="needs peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    with pytest.raises(TypeError, match="attach first"):
+        attach(peft.get_peft_model(build("llama"), config))
+    model = peft.get_peft_model(fresh(), config)
+    for each in (model, model.get_base_model()):
+        with pytest.raises(TypeError, match="merge_and_unload"):
+            fold(each)

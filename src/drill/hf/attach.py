@@ -63,6 +63,10 @@ def attach(
         raise TypeError(
             "this model has a layer of drill; attach to a stock one, such as fold(model)"
         )
+    if hasattr(model, "peft_config"):
+        raise TypeError(
+            "attach: this model has adapters of PEFT; attach first, then get_peft_model"
+        )
     linear: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     linear_head = type(linear) is nn.Linear and model._tied_weights_keys
     if not linear_head or not model.can_generate():  # such as BertForMaskedLM
@@ -70,6 +74,11 @@ def attach(
             f"attach: {type(model).__name__} does not predict the next token by a linear head over "
             "the rows of an embedding; give a causal or a sequence-to-sequence language model of "
             "transformers"
+        )
+    if model.main_input_name != "input_ids":  # such as Whisper
+        raise TypeError(
+            f"attach: {type(model).__name__} reads {model.main_input_name}; give a language model "
+            "that reads token ids"
         )
     check_settings("sum", label_smoothing, "auto", memory, IGNORE_INDEX)
     one_of("attach", "layer", layer, list(LAYERS))
@@ -134,6 +143,8 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     Returns:
         A copy. NotFoldable is raised where the stock class cannot hold the head.
     """
+    if hasattr(model, "peft_config"):
+        raise TypeError("fold: this model has adapters of PEFT; fold(model.merge_and_unload())")
     if not isinstance(model, AttachedModel):
         raise TypeError("fold: this model has no layer of drill; attach one first")
     head: Head = model.get_output_embeddings()

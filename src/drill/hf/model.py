@@ -143,9 +143,13 @@ class AttachedModel(Stock):
     def heads(self) -> list[Head]:
         """The head; with PEFT, which trains a copy, the head and its copy."""
         head = self.get_output_embeddings()
-        if isinstance(head, Head):
-            return [head]
-        return [x for x in head.modules() if isinstance(x, Head)]
+        heads = [x for x in head.modules() if isinstance(x, Head)]
+        if not heads:
+            raise TypeError(
+                f"the head of this model is a {type(head).__name__} now, not the output layer that "
+                "attach put there; set it back, or attach to a stock model instead"
+            )
+        return heads
 
     def _init_weights(self, module: nn.Module) -> None:
         head = self.get_output_embeddings()
