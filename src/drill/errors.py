@@ -59,9 +59,37 @@ class SettingsError(DrillError, ValueError):
     """Settings or options that cannot be used."""
 
 
-def check_value(
-    ok: bool, name: str, wanted: str, value: object, kind: type[Exception] = ValueError
+class ArgumentError(ValueError):
+    """A wrong argument: ``name`` of ``owner`` must be ``expected``, and it is ``value``."""
+
+    def __init__(
+        self, message: str, owner: str = "", name: str = "", expected: str = "", value: object = ""
+    ) -> None:
+        super().__init__(message)  # the one argument that pickle passes on
+        self.owner, self.name, self.expected, self.value = owner, name, expected, value
+
+
+def invalid(owner: str, name: str, expected: str, value: object) -> ArgumentError:
+    text = f"{name} must be {expected}, got {value!r}"
+    return ArgumentError(f"{owner}: {text}" if owner else text, owner, name, expected, value)
+
+
+def require(
+    ok: bool,
+    owner: str,
+    name: str,
+    expected: str,
+    value: object,
+    error: type[Exception] = ArgumentError,
 ) -> None:
-    """Raise ``name must be wanted, got value`` unless ``ok``."""
+    """Raise ``error`` unless ``ok``; ``raise invalid`` where its words would cost time."""
     if not ok:
-        raise kind(f"{name} must be {wanted}, got {value!r}")
+        found = invalid(owner, name, expected, value)
+        raise found if error is ArgumentError else error(str(found))
+
+
+def check_value(
+    ok: bool, name: str, expected: str, value: object, error: type[Exception] = ArgumentError
+) -> None:
+    """``require`` for what has no owner, such as a setting."""
+    require(ok, "", name, expected, value, error)

@@ -1,5 +1,6 @@
 """Exceptions as one line: of users, of the machine, and bugs."""
 
+import copy
 import os
 import pickle
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from drill.cli.display import CPU_MEMORY, as_drill_error, one_line
-from drill.errors import DataError, DrillError, OutOfMemory, SettingsError
+from drill.errors import ArgumentError, DataError, DrillError, OutOfMemory, SettingsError, invalid
 from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError
 from drill.training.run.weights import by_any_kernels
@@ -28,6 +29,13 @@ def test_a_drill_error_has_a_key_a_message_and_a_hint():
         assert (each.key, each.hint) == ("layer.depth", "take 1")
         assert str(each) == "layer.depth: is at least 1, not 0; take 1"
     assert str(DataError("plain")) == "plain"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_a_copy_of_an_argument_error_knows_the_argument(copied):
+    error = copied(invalid("DeepResidual", "dropout", "a number in [0, 1)", 2))
+    assert (error.owner, error.name, error.value) == ("DeepResidual", "dropout", 2)
+    assert str(error) == "DeepResidual: dropout must be a number in [0, 1), got 2"
     assert isinstance(WriteError(Path("x"), OSError(28, "full")), DrillError)
 
 
@@ -160,13 +168,13 @@ def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
 @pytest.mark.parametrize(
     ("name", "error", "key"),
     [
-        ("ptb-drill-4", "lstm: impl graph does not run here: no GPU; use auto", "encoder.impl"),
-        ("ptb-drill-4", 'DeepResidual: impl="triton": no GPU', "layer.impl"),
-        ("ptb-mos-drill", 'DeepResidual: impl="triton": no GPU', "layer.inner.impl"),
+        ("ptb-drill-4", ValueError("lstm: impl graph does not run here"), "encoder.impl"),
+        ("ptb-drill-4", ArgumentError("no GPU", "DeepResidual"), "layer.impl"),
+        ("ptb-mos-drill", ArgumentError("no GPU", "DeepResidual"), "layer.inner.impl"),
     ],
 )
 def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key):
-    assert str(does_not_run(recipe(name), ValueError(error))).endswith(f"--set {key}=auto")
+    assert str(does_not_run(recipe(name), error)).endswith(f"--set {key}=auto")
     recipe(name, [f"{key}=auto"])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from drill.data.cache import cache_key, cached
 from drill.data.optional_packages import import_optional
-from drill.errors import DataError, check_value
+from drill.errors import DataError, require
 from drill.files import atomic_write, read_json
 
 logger = logging.getLogger("drill")
@@ -113,8 +113,8 @@ class Subwords:
         if isinstance(lines, str):
             raise TypeError("Subwords: train takes lines, not one string; pass [text]")
         least = f"at least {SMALLEST} ({len(SPECIAL)} special ids and 256 bytes)"
-        check_value(size >= SMALLEST, "Subwords: size", least, size, DataError)
-        check_value(min_count >= 1, "Subwords: min_count", "at least 1", min_count, DataError)
+        require(size >= SMALLEST, "Subwords", "size", least, size, DataError)
+        require(min_count >= 1, "Subwords", "min_count", "at least 1", min_count, DataError)
         library = _library()
         split = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         if single_digits:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
-from drill.errors import check_value
+from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.encoder import State
@@ -98,7 +98,7 @@ def score(
         Each line with the log-probabilities of its words, as soon as it is known.
     """
     check_vocabulary("score", model, vocabulary)
-    check_value(lines_per_block >= 1, "score: lines_per_block", "at least 1", lines_per_block)
+    require(lines_per_block >= 1, "score", "lines_per_block", "at least 1", lines_per_block)
     if isinstance(lines, str):
         raise TypeError("score: lines must be an iterable of strings; pass [text]")
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from drill.kernels.runtime.checks import invalid, is_integer, is_number, require
+from drill.errors import invalid, require
+from drill.kernels.runtime.checks import is_integer, is_number
 from drill.kernels.runtime.checks import one_of as one_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.kernels.label_encoder.encode_labels import (
     EncoderImplementation,
     encode_maps,
     resolve_encoder,
 )
-from drill.kernels.runtime.checks import require
 from drill.kernels.runtime.dispatch import compute_dtype, upcast
 from drill.layers.base import MatrixLayer, resize_entries
 from drill.layers.checks import (

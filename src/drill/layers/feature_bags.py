@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.runtime.checks import require
+from drill.errors import require
 from drill.layers.checks import check_integer
 
 Bags = Sequence[Sequence[int]]

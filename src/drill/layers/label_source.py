@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.kernels.loss.checks import check_range
-from drill.kernels.runtime.checks import require, require_type
+from drill.kernels.runtime.checks import require_type
 from drill.layers.checks import check_integer
 
 

@@ -17,6 +17,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.kernels.lstm.lstm import (
     IMPLEMENTATIONS,
     Implementation,
@@ -26,7 +27,7 @@ from drill.kernels.lstm.lstm import (
     lstm_stack,
 )
 from drill.kernels.lstm.weights import Weights
-from drill.kernels.runtime.checks import one_of, require
+from drill.kernels.runtime.checks import one_of
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import (
     check_bool,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.runtime.checks import require
+from drill.errors import invalid, require
 from drill.layers.checks import check_fraction, check_integer, check_positive, restored_modes
 from drill.layers.label_source import LabelSource, label_width, placement
 from drill.models.encoder import Encoded, Encoder, State
@@ -158,9 +158,8 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
     try:
         config = AutoConfig.for_model(model_type)
     except ValueError:
-        raise ValueError(
-            f"HfEncoder: model_type must be one that transformers knows, got {model_type!r}"
-        ) from None
+        expected = "one that transformers knows"
+        raise invalid("HfEncoder", "model_type", expected, model_type) from None
     names: dict[str, Any] = dict.fromkeys(DROPOUTS, dropout)
     names |= dict.fromkeys(INNER_SIZES, sizes["intermediate_size"])
     known = {name: value for name, value in {**names, **sizes}.items() if hasattr(config, name)}
@@ -175,9 +174,7 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
                 _ = body.eval()(inputs_embeds=x, use_cache=False).last_hidden_state
     except Exception as error:  # each model type has its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
-        raise ValueError(
-            f"HfEncoder: model_type must be one that runs with these sizes ({reason}), got "
-            f"{model_type!r}"
-        ) from None
+        expected = f"one that runs with these sizes ({reason})"
+        raise invalid("HfEncoder", "model_type", expected, model_type) from None
     made: nn.Module = body
     return made

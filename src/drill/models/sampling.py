@@ -6,7 +6,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from drill.errors import check_value
+from drill.errors import require
 
 
 def check_sampling(
@@ -14,11 +14,11 @@ def check_sampling(
 ) -> None:
     """Raise ValueError for invalid options of the function ``name``."""
     wanted, finite = "a finite number of at least 0", 0.0 <= temperature < math.inf
-    check_value(finite, f"{name}: temperature", wanted, temperature)
+    require(finite, name, "temperature", wanted, temperature)
     for option, value, least in (("top_k", top_k, 1), ("seed", seed, 0)):
         fits = value is None or (isinstance(value, Integral) and value >= least)
-        check_value(fits, f"{name}: {option}", f"an integer of at least {least}", value)
-    check_value(top_p is None or 0.0 < top_p <= 1.0, f"{name}: top_p", "in (0, 1]", top_p)
+        require(fits, name, option, f"an integer of at least {least}", value)
+    require(top_p is None or 0.0 < top_p <= 1.0, name, "top_p", "in (0, 1]", top_p)
 
 
 def draw(

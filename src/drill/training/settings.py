@@ -10,7 +10,6 @@ no ``[labels]``, and also ``[filters]`` of ``Filters`` and ``[subwords]`` of ``S
 
 import inspect
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
-from drill.errors import SettingsError
+from drill.errors import ArgumentError, SettingsError
 from drill.layers import LAYERS, LabelSource, MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.transformer.transformer import PRESETS, Transformer
@@ -178,20 +177,20 @@ def _meant(
 def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
     """The error for a kernel that this machine does not have."""
     key = "encoder.impl"
-    if str(error).startswith("DeepResidual"):  # of the output layer, or of the one that it wraps
+    if isinstance(error, ArgumentError) and error.owner == "DeepResidual":  # alone or wrapped
         key = f"layer.{INNER}.impl" if INNER in settings.layer else "layer.impl"
     return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
 
 
 def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
     """The error of an encoder or a layer, under the key of the wrong value if it names one."""
-    built, key, fault = _parts(error)
     layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
     tables = {"encoder": settings.encoder, "layer": layer, f"layer.{INNER}": layer.get(INNER, {})}
-    for where, table in tables.items():
-        own = NAME in table and kinds[table[NAME]].__name__ == built and key in table
-        if own and re.search(rf"(not|got) '?{re.escape(str(table[key]))}'?$", fault):
-            return SettingsError(fault, key=f"{where}.{key}")
+    if isinstance(error, ArgumentError):
+        for where, table in tables.items():
+            own = NAME in table and kinds[table[NAME]].__name__ == error.owner
+            if own and error.name in table and table[error.name] == error.value:
+                return _wrong_setting(where, error)
     reason = str(error).splitlines()[0]  # torch adds a trace in C++
     if settings.encoder.get("output_layers", 1) > 1:
         return SettingsError(
@@ -202,11 +201,9 @@ def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
     return SettingsError(f"the recipe {settings.recipe} makes no model: {reason}")
 
 
-def _parts(error: Exception) -> tuple[str, str, str]:
-    """``DeepResidual: dropout must be ...`` -> class, key and fault; options name no class."""
-    found = re.match(r"(?:(\w+): )?(\S*) ?(.*)", str(error))
-    assert found is not None
-    return found[1] or "", found[2], found[3]
+def _wrong_setting(where: str, error: ArgumentError) -> SettingsError:
+    fault = f"must be {error.expected}, got {error.value!r}"
+    return SettingsError(fault, key=f"{where}.{error.name}")
 
 
 # -- tables and the signatures behind them --------------------------------------------------------
@@ -304,9 +301,8 @@ def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
     filled = with_defaults(where, table, kind)
     try:
         kind(**filled)
-    except ValueError as error:
-        _, key, fault = _parts(error)
-        raise SettingsError(fault, key=f"{where}.{key}") from None
+    except ArgumentError as error:
+        raise _wrong_setting(where, error) from None
     return filled
 
 
@@ -421,9 +417,8 @@ def build_optimizer(settings: Settings) -> ScheduledOptimizer:
     options = dict(settings.optimizer)
     try:
         return OPTIMIZERS[options.pop(NAME)](**options)
-    except ValueError as error:
-        _, key, fault = _parts(error)
-        raise SettingsError(fault, key=f"optimizer.{key}") from None
+    except ArgumentError as error:
+        raise _wrong_setting("optimizer", error) from None
 
 
 def check_optimizer(settings: Settings, model: nn.Module) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from drill.data import BEGIN, END, Subwords
-from drill.errors import SettingsError, check_value
+from drill.errors import SettingsError, require
 from drill.models.translator import Translator
 from drill.training.options import DEFAULT_BEAM_SIZE
 from drill.translation.search.beam_search import beam_search
@@ -76,8 +76,8 @@ class Search(Decoding):
     def __post_init__(self) -> None:
         super().__post_init__()
         most, penalty = self.max_source, self.length_penalty
-        check_value(most >= 1, "Search: max_source", "at least 1", most)
-        check_value(math.isfinite(penalty), "Search: length_penalty", "finite", penalty)
+        require(most >= 1, "Search", "max_source", "at least 1", most)
+        require(math.isfinite(penalty), "Search", "length_penalty", "finite", penalty)
 
 
 def translate(
@@ -107,7 +107,7 @@ def translate(
     if isinstance(lines, str):
         raise TypeError("translate: lines must be a list of strings; pass [line]")
     wanted = "at least 1"
-    check_value(lines_per_block >= 1, "translate: lines_per_block", wanted, lines_per_block)
+    require(lines_per_block >= 1, "translate", "lines_per_block", wanted, lines_per_block)
     left = iter(lines)
     blocks = iter(lambda: list(islice(left, lines_per_block)), [])
     return chain.from_iterable(translate_blocks(model, subwords, blocks, search, progress))

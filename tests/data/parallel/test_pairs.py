@@ -8,6 +8,7 @@ import pytest
 from drill.data import DataError, FilterReport, Filters, ParallelText, Subwords
 from drill.data import encode_pairs as encode
 from drill.data.parallel.pairs import CHUNK, KEEP_ALL
+from drill.errors import ArgumentError
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 
@@ -93,7 +94,7 @@ def test_filters_that_leave_nothing_are_named():
     ],
 )
 def test_wrong_filters_are_named(wrong, key):
-    with pytest.raises(DataError, match=f"Filters: {key}"):
+    with pytest.raises(ArgumentError, match=f"Filters: {key}"):
         Filters(**wrong)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drill.data.parallel.pairs import Pairs
 from drill.data.subwords import BEGIN, END, PAD
-from drill.errors import DataError, check_value
+from drill.errors import DataError, require
 
 IGNORE_INDEX = -100  # the target at padding; the losses leave it out
 
@@ -78,7 +78,7 @@ class PairBatches:
             ("size", size, rank + 1),
         ):
             wanted = f"at least {least}"
-            check_value(value >= least, f"PairBatches: {name}", wanted, value, DataError)
+            require(value >= least, "PairBatches", name, wanted, value, DataError)
         if not len(pairs):
             raise DataError("PairBatches: there is no pair; give a text with lines")
         self.pairs = pairs
@@ -103,7 +103,7 @@ class PairBatches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         """The batches ``start``, ``start + 1``, ... of an epoch, whose number decides the order."""
         known = f"in 0 to {len(self)}"
-        check_value(0 <= start <= len(self), "PairBatches: start", known, start, DataError)
+        require(0 <= start <= len(self), "PairBatches", "start", known, start, DataError)
         # The legacy generator: its numbers stay the same in every version of numpy.
         seeds = np.random.SeedSequence([self.seed, epoch])
         random = np.random.RandomState(np.random.MT19937(seeds))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from drill.data.cache import cache_key, cached, load_array
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.subwords import Subwords
-from drill.errors import DataError, check_value
+from drill.errors import DataError, require
 
 CHUNK = 10_000  # pairs that are encoded at once
 
@@ -48,7 +48,7 @@ class Filters:
             ("ratio", self.ratio, 1),
         ):
             fits = value is None or value >= wanted
-            check_value(fits, f"Filters: {name}", f"at least {wanted}", value, DataError)
+            require(fits, "Filters", name, f"at least {wanted}", value)
 
 
 KEEP_ALL = Filters(minimum=0, maximum=None, ratio=None, deduplicate=False)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drill.errors import DataError, check_value
+from drill.errors import DataError, require
 
 FULL_LENGTH_CHANCE = 0.95  # else half of bptt
 LENGTH_DEVIATION = 5.0
@@ -43,8 +43,8 @@ def batchify(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Te
     Returns:
         (rows, batch_size) with rows = N // batch_size; tokens left over at the end are dropped.
     """
-    check_value(batch_size >= 1, f"batchify: {name}", "at least 1", batch_size, DataError)
-    check_value(ids.ndim == 1, "batchify: ids", "one stream (N,)", ids.shape, DataError)
+    require(batch_size >= 1, "batchify", name, "at least 1", batch_size, DataError)
+    require(ids.ndim == 1, "batchify", "ids", "one stream (N,)", ids.shape, DataError)
     rows = len(ids) // batch_size
     if rows < 2:
         raise DataError(
@@ -102,10 +102,10 @@ class SequenceLengths:
 
     def __init__(self, seed: int, bptt: int, cap: int | None = None) -> None:
         seeds = "in 0 to 2**32 - 1"
-        check_value(0 <= seed < 2**32, "SequenceLengths: seed", seeds, seed, DataError)
-        check_value(bptt >= 1, "SequenceLengths: bptt", "at least 1", bptt, DataError)
+        require(0 <= seed < 2**32, "SequenceLengths", "seed", seeds, seed, DataError)
+        require(bptt >= 1, "SequenceLengths", "bptt", "at least 1", bptt, DataError)
         capped = cap is None or cap >= 1
-        check_value(capped, "SequenceLengths: cap", "at least 1", cap, DataError)
+        require(capped, "SequenceLengths", "cap", "at least 1", cap, DataError)
         self.bptt = bptt
         self.cap = cap
         self._random = np.random.RandomState(seed)
@@ -170,7 +170,7 @@ def evaluation_segments(rows: int, bptt: int = 70) -> Iterator[Segment]:
     Returns:
         An iterator over segments.
     """
-    check_value(bptt >= 1, "evaluation_segments: bptt", "at least 1", bptt, DataError)
+    require(bptt >= 1, "evaluation_segments", "bptt", "at least 1", bptt, DataError)
     if rows < 2:
         raise DataError(
             f"evaluation_segments: {rows} rows hold no target; take a smaller batch or a longer "

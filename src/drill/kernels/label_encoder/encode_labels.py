@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
+from drill.errors import ArgumentError
 from drill.kernels.label_encoder.chain.chain import ChainEncode, chain_missing
 from drill.kernels.label_encoder.options import (
     ACTIVATION_CODES,
@@ -122,7 +123,8 @@ def resolve_encoder(
     if impl == "triton":
         missing = unfused or fused_missing(embedding, width_out, len(maps))
         if missing is not None:
-            raise ValueError(f'DeepResidual: impl="triton": {missing}; use impl="auto"')
+            text = f'DeepResidual: impl="triton": {missing}; use impl="auto"'
+            raise ArgumentError(text, "DeepResidual", "impl", value=impl)
         return Choice("triton", "asked for")
     choice = choose_encoder(embedding, width_out, len(maps))
     if choice.impl == "triton" and unfused is not None:

@@ -5,7 +5,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from drill.kernels.runtime.checks import require, require_type
+from drill.errors import require
+from drill.kernels.runtime.checks import require_type
 from drill.kernels.runtime.dispatch import C_COMPILER, TRITON_INSTALLED, autocast_on, must_not_wait
 
 IGNORE_INDEX = -100

@@ -20,11 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head, check_targets
 from drill.kernels.loss.chunk_plan import NllOptions
 from drill.kernels.loss.chunked import chunked_nll
 from drill.kernels.loss.compile_op import compiled_nll
-from drill.kernels.runtime.checks import is_integer, is_number, one_of, require
+from drill.kernels.runtime.checks import is_integer, is_number, one_of
 from drill.kernels.runtime.dispatch import (
     Choice,
     compute_dtype,

@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drill.errors import invalid, require
 from drill.kernels.lstm.persistent import recurrence as lstm_persistent
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.lstm.weights import Weights
-from drill.kernels.runtime.checks import invalid, one_of, require
+from drill.kernels.runtime.checks import one_of
 from drill.kernels.runtime.dispatch import autocast_on, log_once, triton_missing
 from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
 

@@ -3,22 +3,7 @@
 from collections.abc import Sequence
 from numbers import Integral, Real
 
-
-def invalid(owner: str, name: str, expected: str, value: object) -> ValueError:
-    return ValueError(f"{owner}: {name} must be {expected}, got {value!r}")
-
-
-def require(
-    condition: bool,
-    owner: str,
-    name: str,
-    expected: str,
-    value: object,
-    error: type[Exception] = ValueError,
-) -> None:
-    """Raise ``error`` unless ``condition``; ``raise invalid`` where its words would cost time."""
-    if not condition:
-        raise error(*invalid(owner, name, expected, value).args)
+from drill.errors import require
 
 
 def require_type(

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drill.errors import invalid
 from drill.kernels.runtime.autograd import once_differentiable
-from drill.kernels.runtime.checks import invalid
 from drill.kernels.runtime.dispatch import autocast_on
 
 

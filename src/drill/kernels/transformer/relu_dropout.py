@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drill.errors import require
 from drill.kernels.runtime.autograd import once_differentiable
-from drill.kernels.runtime.checks import require
 from drill.kernels.transformer.autocast_linear import (
     LinearWeights,
     check_linear,

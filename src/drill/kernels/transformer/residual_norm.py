@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drill.errors import invalid, require
 from drill.kernels.runtime.autograd import once_differentiable
-from drill.kernels.runtime.checks import invalid, require
 from drill.kernels.runtime.dispatch import triton_missing
 from drill.kernels.transformer.autocast_linear import (
     LinearWeights,

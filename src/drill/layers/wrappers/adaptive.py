@@ -9,9 +9,10 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head
 from drill.kernels.loss.nll import reduce_losses
-from drill.kernels.runtime.checks import is_integer, is_number, require
+from drill.kernels.runtime.checks import is_integer, is_number
 from drill.kernels.runtime.dispatch import must_not_wait
 from drill.layers.base import (
     LossOptions,

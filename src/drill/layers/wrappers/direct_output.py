@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.kernels.loss.checks import check_operand
-from drill.kernels.runtime.checks import is_integer, require
+from drill.kernels.runtime.checks import is_integer
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import init_uniform
 from drill.layers.label_source import placement

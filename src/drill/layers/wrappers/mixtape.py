@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.kernels.loss.checks import check_operand
-from drill.kernels.runtime.checks import is_integer, require
+from drill.kernels.runtime.checks import is_integer
 from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import MatrixLayer, NotFoldable, adversarial_delta, target_rows
 from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from drill.kernels.runtime.checks import require
+from drill.errors import require
 from drill.kernels.runtime.dispatch import compute_dtype
 
 ALIGNED = 8

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.runtime.checks import one_of, require, require_type
+from drill.errors import require
+from drill.kernels.runtime.checks import one_of, require_type
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
 from drill.layers.checks import check_fraction, check_integer

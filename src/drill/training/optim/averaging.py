@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from drill.errors import check_value
+from drill.errors import require
 
 
 class AveragedSgd(Optimizer):
@@ -37,7 +37,7 @@ class AveragedSgd(Optimizer):
     def __init__(self, params: ParamsT, lr: float, *, weight_decay: float = 0.0) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             wanted = "a finite number of at least 0"
-            check_value(0.0 <= value < math.inf, f"AveragedSgd: {name}", wanted, value)
+            require(0.0 <= value < math.inf, "AveragedSgd", name, wanted, value)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -166,11 +166,11 @@ class WeightAverage:
         self, begins: float, kind: AverageKind, decay: float, patience: int | None = None
     ) -> None:
         name, share = "WeightAverage", "a share of the run in [0, 1) or none"
-        check_value(0.0 <= begins < 1.0, f"{name}: average_from", share, begins)
-        check_value(kind in get_args(AverageKind), f"{name}: average", "tail or ema", kind)
-        check_value(0.0 <= decay < 1.0, f"{name}: ema_decay", "in [0, 1)", decay)
+        require(0.0 <= begins < 1.0, name, "average_from", share, begins)
+        require(kind in get_args(AverageKind), name, "average", "tail or ema", kind)
+        require(0.0 <= decay < 1.0, name, "ema_decay", "in [0, 1)", decay)
         waits = patience is None or patience >= 1
-        check_value(waits, f"{name}: average_patience", "at least 1 or none", patience)
+        require(waits, name, "average_patience", "at least 1 or none", patience)
         self.begins, self.kind, self.decay, self.patience = begins, kind, decay, patience
         self.best: float | None = None  # of the validations
         self.stale = 0  # epochs since then
@@ -243,7 +243,7 @@ class NonMonotonicTrigger:
 
     def __init__(self, patience: int = 5) -> None:
         whole = type(patience) is int and patience >= 0
-        check_value(whole, "NonMonotonicTrigger: patience", "an integer of at least 0", patience)
+        require(whole, "NonMonotonicTrigger", "patience", "an integer of at least 0", patience)
         self.patience = patience
         self.history: list[float] = []
         self.triggered = False

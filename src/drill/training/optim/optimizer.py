@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
-from drill.errors import check_value
+from drill.errors import require
 from drill.training.optim.averaging import AveragedSgd, AverageKind, WeightAverage, replaced
 from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
@@ -68,7 +68,7 @@ class ScheduledOptimizer(abc.ABC):
 
     def check(self, key: str, ok: bool, wanted: str) -> None:
         """Raise ValueError about a setting unless it is ``ok``."""
-        check_value(ok, f"{type(self).__name__}: {key}", wanted, getattr(self, key))
+        require(ok, type(self).__name__, key, wanted, getattr(self, key))
 
     @abc.abstractmethod
     def build(self) -> Optimizer:

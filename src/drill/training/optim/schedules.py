@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from drill.errors import check_value
+from drill.errors import require
 
 RunSchedule = Literal["constant", "linear", "cosine"]
 SHARE_OF_RUN = "a share of the run in [0, 1)"
@@ -66,7 +66,7 @@ def one_cycle(step: int, *, peak: float, total: int, rise: float = 0.3) -> float
     Returns:
         The learning rate.
     """
-    check_value(step >= 1, "one_cycle: step", "at least 1", step)
+    require(step >= 1, "one_cycle", "step", "at least 1", step)
     top = rise * total - 1.0  # counted from 0, as the scheduler counts
     if not 0.0 < top < total - 1.0:
         raise ValueError(
@@ -95,7 +95,7 @@ def inverse_sqrt(step: int, *, width: int, warmup: int, scale: float = 1.0) -> f
         The learning rate.
     """
     for name, value in (("step", step), ("warmup", warmup), ("width", width)):
-        check_value(value >= 1, f"inverse_sqrt: {name}", "at least 1", value)
+        require(value >= 1, "inverse_sqrt", name, "at least 1", value)
     return scale * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.data import DataError
-from drill.errors import check_value
+from drill.errors import require
 from drill.layers.base import head_log_probs
 from drill.layers.wrappers.sampled import foldable
 from drill.models.translator import Translator
@@ -57,10 +57,10 @@ class Decoding:
 
     def __post_init__(self) -> None:
         finite, ratio, extra = "a finite number of at least 0", self.max_ratio, self.max_extra
-        check_value(0.0 <= ratio < math.inf, "Decoding: max_ratio", finite, ratio)
-        check_value(extra >= 0, "Decoding: max_extra", "at least 0", extra)
+        require(0.0 <= ratio < math.inf, "Decoding", "max_ratio", finite, ratio)
+        require(extra >= 0, "Decoding", "max_extra", "at least 0", extra)
         tokens = self.batch_tokens
-        check_value(tokens >= 1, "Decoding: batch_tokens", "at least 1", tokens)
+        require(tokens >= 1, "Decoding", "batch_tokens", "at least 1", tokens)
 
     def limit(self, tokens: int) -> int:
         """The longest translation of a source of so many tokens; there is room for an <eos>."""
@@ -205,9 +205,9 @@ class TokenMask:
         labels, never = model.layer.vocabulary_size, {decoding.bos, model.transformer.pad}
         for name, label in (("bos", decoding.bos), ("eos", decoding.eos)):
             wanted = f"one of {labels} labels"
-            check_value(0 <= label < labels, f"Decoding: {name}", wanted, label)
+            require(0 <= label < labels, "Decoding", name, wanted, label)
         differs = decoding.eos not in never
-        check_value(differs, "Decoding: eos", "neither bos nor padding", decoding.eos)
+        require(differs, "Decoding", "eos", "neither bos nor padding", decoding.eos)
         device = model.transformer.source_embedding.weight.device
         self.never = torch.tensor(sorted(never), device=device)
         self.goes_on = torch.arange(labels, device=device) != decoding.eos  # (V,)
