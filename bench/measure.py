@@ -26,7 +26,8 @@ from columns import Row, cells, section, text_table, title
 from setting import Setting
 from torch import Tensor
 
-from drill.training.device import commit, device_name
+from drill.training.device import device_name
+from drill.training.run.environment import commit
 
 Step = Callable[[], Sequence[Tensor]]
 Prepare = Callable[[], Step]

@@ -1,8 +1,7 @@
-"""Devices: choosing one, its name and memory, meta initialization; the commit of the source."""
+"""Devices: choosing one, its name and memory, meta initialization."""
 
 import os
 import platform
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,29 +33,6 @@ def pick_device(name: torch.device | str = "auto") -> torch.device:
 
 def _own_gpu() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def commit() -> str | None:
-    """The commit of the source, with a plus where files differ from it; None outside a checkout.
-
-    The environment variable DRILL_COMMIT replaces it, for copies without a history.
-    """
-    if "DRILL_COMMIT" in os.environ:
-        return os.environ["DRILL_COMMIT"]
-    here = str(Path(__file__).parent)
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", here, *words], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", __file__)  # else a user's repository around an install
-        name = git("rev-parse", "--short", "HEAD")
-        return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def device_name(device: torch.device) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from drill.tasks import train
-from drill.training import device as device_module
-from drill.training.run.environment import has_ended
+from drill.training.run import environment as environment_module
+from drill.training.run.environment import commit, has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings
 from tests.tiny_runs import rows, with_a_test_at
@@ -29,8 +29,8 @@ def test_every_resume_is_added(tmp_path, text_folder, monkeypatch):
     stop(small(text_folder), folder, 5)
     first = read(folder)
     assert "resumed" not in first
-    for commit, epochs in (("later", 1), ("latest", 2)):
-        monkeypatch.setenv("DRILL_COMMIT", commit)
+    for name, epochs in (("later", 1), ("latest", 2)):
+        monkeypatch.setenv("DRILL_COMMIT", name)
         assert train(small(text_folder, f"training.epochs={epochs}"), folder, device="cpu").finished
     found = read(folder)
     starts = found.pop("resumed")
@@ -88,13 +88,14 @@ def repository(tmp_path, monkeypatch) -> Path:
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     place = tmp_path / "project"
-    place.mkdir()
-    (place / "machine.py").write_text("")
+    (place / "training" / "run").mkdir(parents=True)
+    (place / "training" / "run" / "environment.py").write_text("")
     (place / "own.txt").write_text("")
     git(place, "init", "-q")
     git(place, "add", "own.txt")
     git(place, "commit", "-q", "-m", "mine")
-    monkeypatch.setattr(device_module, "__file__", str(place / "machine.py"))
+    source = str(place / "training" / "run" / "environment.py")
+    monkeypatch.setattr(environment_module, "__file__", source)
     return place
 
 
@@ -104,14 +105,14 @@ def git(place: Path, *words: str) -> None:
 
 
 def test_the_commit_is_drills_and_not_that_of_a_repository_around_it(repository, monkeypatch):
-    assert device_module.commit() is None
-    git(repository, "add", "machine.py")
+    assert commit() is None
+    git(repository, "add", "training")
     git(repository, "commit", "-q", "-m", "the source")
-    assert len(device_module.commit()) >= 7
-    (repository / "machine.py").write_text("changed")
-    assert device_module.commit().endswith("+")
+    assert len(commit()) >= 7
+    (repository / "own.txt").write_text("changed")
+    assert commit().endswith("+")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "")
-        assert device_module.commit() is None
+        assert commit() is None
     monkeypatch.setenv("DRILL_COMMIT", "0123abc")
-    assert device_module.commit() == "0123abc"
+    assert commit() == "0123abc"

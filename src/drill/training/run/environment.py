@@ -6,7 +6,9 @@ step that it went on from.
 
 import datetime
 import logging
+import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from drill import __version__
-from drill.training.device import commit, device_name
+from drill.training.device import device_name
 from drill.training.loop import TRAINING_LOG, Task
 from drill.training.precision import autocast_dtype, resolve_precision
 from drill.training.run.folder import RunFolder
@@ -97,6 +99,29 @@ def _environment(run: RunFolder, start: dict[str, Any], more: dict[str, Any]) ->
     # An earlier resume from this step was killed before it saved anything.
     saved = [each for each in before.get("resumed", []) if each.get("from_step") != step]
     return {**before, "resumed": [*saved, {**start, "from_step": step}]}
+
+
+def commit() -> str | None:
+    """The commit of the source, with a plus where files differ from it; None outside a checkout.
+
+    The environment variable DRILL_COMMIT replaces it, for copies without a history.
+    """
+    if "DRILL_COMMIT" in os.environ:
+        return os.environ["DRILL_COMMIT"]
+    here = str(Path(__file__).parents[2])  # the whole package
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", here, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", __file__)  # else a user's repository around an install
+        name = git("rev-parse", "--short", "HEAD")
+        return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
