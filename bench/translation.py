@@ -19,8 +19,8 @@ from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
+from drill.translation import Decoding, beam_search, cached_head
 from drill.translation.export_marian import marian_weights
-from drill.translation.search.beam_search import Decoding, beam_search, cached_head
 
 BASE = "MarianMT"
 SIZES = {

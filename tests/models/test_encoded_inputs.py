@@ -18,7 +18,7 @@ from drill.layers import (
 from drill.models import AwdLstm, HfEncoder, RecurrentHighway, Transformer
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
-from drill.translation.search.beam_search import Decoding, beam_search
+from drill.translation import Decoding, beam_search
 
 V, D, T, B = 17, 8, 5, 4
 OFF = {"dropout_embedding": 0.0, "dropout_input": 0.0, "dropout_output": 0.0}

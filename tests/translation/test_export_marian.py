@@ -22,8 +22,8 @@ from drill.layers import (
 )
 from drill.models import Transformer
 from drill.models.translator import Translator
+from drill.translation import Decoding, beam_search
 from drill.translation.export_marian import FILES, NotExportable, export_marian
-from drill.translation.search.beam_search import Decoding, beam_search
 
 transformers = pytest.importorskip("transformers", reason="the exported folder is for transformers")
 

@@ -25,12 +25,8 @@ from drill.translation.search.decoding import (
     OnProgress,
     Sources,
     TokenMask,
-    cached_head,
     searched,
 )
-from drill.translation.search.sampling import sample
-
-__all__ = ["Decoding", "Hypothesis", "beam_search", "cached_head", "greedy", "sample"]
 
 DROP_DONE_AT = 8
 """Sentences that are done leave the batch when they are one in so many: leaving copies the rest."""
