@@ -10,7 +10,7 @@ from tests.tiny_translations import text
 SMALL = [
     "data.pairs=none", "subwords.size=262", "subwords.single_digits=false",
     "encoder.embedding_dim=8", "encoder.layers=1", "encoder.heads=2", "encoder.feedforward=16",
-    "training.epochs=2", "training.max_tokens=60", "training.beam=2",
+    "training.epochs=2", "training.max_tokens=60", "training.beam_size=2",
     "training.average_checkpoints=2", "optimizer.lr=0.02",
 ]  # fmt: skip
 

@@ -88,7 +88,7 @@ def small_training(
         small_data() if data is None else data,
         RunFolder(path),
         small_optimizer() if optimizer is None else optimizer,
-        TranslationOptions(**{"epochs": 3, "max_tokens": 60, "seed": 3, "beam": 1, **options}),
+        TranslationOptions(**{"epochs": 3, "max_tokens": 60, "seed": 3, "beam_size": 1, **options}),
         world=world,
     )
     return fit(task, progress)

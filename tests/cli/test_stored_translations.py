@@ -10,7 +10,7 @@ from drill.training.run.folder import RunFolder
 from drill.translation.evaluate import DecodingInfo, read_decoding_info, save_hypotheses
 from tests.cli_translation_workspace import make_workspace
 
-MADE = DecodingInfo(beam=4, length_penalty=0.6, weights="best")
+MADE = DecodingInfo(beam_size=4, length_penalty=0.6, weights="best")
 
 
 def test_decoding_info_is_saved_next_to_translations(tmp_path):

@@ -119,7 +119,7 @@ def test_greedy_and_samples(run_cli):
         (["--greedy", "--length-penalty", "5"], "a", "--greedy: "),
         (["--beam", "2", "--n-best", "4"], "a", "--n-best 4: "),
         (["--sample", "--beam", "3"], "a", "--sample: "),
-        (["--beam", "263"], "a", "beam: "),
+        (["--beam", "263"], "a", "beam_size: "),
         (["--seed", "3"], "a", "--seed: "),
         (["--temperature", "0.5"], "a", "--temperature: "),
         (["--length-penalty", "nan"], "a", "length_penalty"),

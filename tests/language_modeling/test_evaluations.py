@@ -35,7 +35,7 @@ OF_A_TEXT = {
 }
 OF_LINES = {
     "score": lambda model: list(score(model, VOCABULARY, ["the sea"])),
-    "generate": lambda model: list(generate(model, VOCABULARY, tokens=3, seed=0)),
+    "generate": lambda model: list(generate(model, VOCABULARY, max_new_tokens=3, seed=0)),
     "line_start": lambda model: line_start("line_start", model, 2),
 }
 EVALUATIONS = OF_A_TEXT | OF_LINES
@@ -64,7 +64,7 @@ def test_model_is_left_as_it_was(evaluation, name):
 
 STREAMS = {
     "score": lambda model: score(model, VOCABULARY, ["the sea", "", "a lamp"], lines_per_block=1),
-    "generate": lambda model: generate(model, VOCABULARY, tokens=5, seed=0),
+    "generate": lambda model: generate(model, VOCABULARY, max_new_tokens=5, seed=0),
 }
 
 

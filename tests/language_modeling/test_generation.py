@@ -28,7 +28,7 @@ def as_words(pieces) -> list[str]:
 @every_layer
 def test_greedy_takes_the_likeliest_word_at_every_step(name):
     model = language_model(name)
-    found = as_words(generate(model, VOCABULARY, tokens=12, temperature=0, allow_unknown=True))
+    found = as_words(generate(model, VOCABULARY, max_new_tokens=12, temperature=0, allow_unk=True))
     truth: list[str] = []
     start = begun(model)
     for _ in range(12):
@@ -38,7 +38,8 @@ def test_greedy_takes_the_likeliest_word_at_every_step(name):
 
 def test_prompt_is_read_first_and_line_breaks_are_ends():
     model = language_model()
-    found = as_words(generate(model, VOCABULARY, prompt="the boat\nis", tokens=5, temperature=0))
+    options = {"prompt": "the boat\nis", "max_new_tokens": 5, "temperature": 0}
+    found = as_words(generate(model, VOCABULARY, **options))
     truth, start = ["the", "boat", EOS, "is"], begun(model)
     for _ in range(5):
         scores = log_probs_after(model, truth, start)
@@ -49,13 +50,13 @@ def test_prompt_is_read_first_and_line_breaks_are_ends():
 
 def test_pieces_join_to_the_text():
     model = language_model()
-    pieces = list(generate(model, VOCABULARY, tokens=300, seed=0))
+    pieces = list(generate(model, VOCABULARY, max_new_tokens=300, seed=0))
     lines = "".join(pieces).split("\n")
     assert len(lines) == 1 + sum(piece == "\n" for piece in pieces)
     assert all(line == " ".join(line.split()) for line in lines)
     assert sum(len(line.split()) + 1 for line in lines) == 301
-    after = next(generate(model, VOCABULARY, prompt="the", tokens=1, temperature=0))
-    start = next(generate(model, VOCABULARY, prompt="the\n", tokens=1, temperature=0))
+    after = next(generate(model, VOCABULARY, prompt="the", max_new_tokens=1, temperature=0))
+    start = next(generate(model, VOCABULARY, prompt="the\n", max_new_tokens=1, temperature=0))
     assert after == "\n" or after.startswith(" ")
     assert not start.startswith(" ")
 
@@ -63,8 +64,8 @@ def test_pieces_join_to_the_text():
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_words_are_drawn_with_their_probabilities(temperature):
     model, samples = language_model(), 6000
-    options = {"temperature": temperature, "samples": samples, "seed": 3, "allow_unknown": True}
-    pieces = generate(model, VOCABULARY, prompt="the boat", tokens=1, **options)
+    options = {"temperature": temperature, "samples": samples, "seed": 3, "allow_unk": True}
+    pieces = generate(model, VOCABULARY, prompt="the boat", max_new_tokens=1, **options)
     drawn = as_words(piece for piece in pieces if piece != BETWEEN_SAMPLES)
     p = torch.softmax(log_probs_after(model, ["the", "boat"], begun(model)) / temperature, dim=0)
     assert len(drawn) == samples
@@ -77,27 +78,27 @@ def test_unknown_word_is_drawn_only_where_it_is_allowed():
     model = language_model()
     with torch.no_grad():
         model.layer.bias[WORDS.index(UNK)] = 20.0
-    assert UNK not in as_words(generate(model, VOCABULARY, tokens=50, seed=0))
-    allowed = as_words(generate(model, VOCABULARY, tokens=50, seed=0, allow_unknown=True))
+    assert UNK not in as_words(generate(model, VOCABULARY, max_new_tokens=50, seed=0))
+    allowed = as_words(generate(model, VOCABULARY, max_new_tokens=50, seed=0, allow_unk=True))
     assert allowed == [UNK] * 50
     with torch.no_grad():
         model.layer.bias[:] = -math.inf
         model.layer.bias[WORDS.index(UNK)] = 0.0
-    with pytest.raises(ValueError, match="allow_unknown"):
+    with pytest.raises(ValueError, match="allow_unk"):
         next(generate(model, VOCABULARY))
 
 
 def test_tiny_temperature_top_k_1_and_tiny_top_p_are_greedy():
     model = language_model()
-    greedy = list(generate(model, VOCABULARY, tokens=20, temperature=0))
+    greedy = list(generate(model, VOCABULARY, max_new_tokens=20, temperature=0))
     for options in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-300}):
-        assert list(generate(model, VOCABULARY, tokens=20, seed=1, **options)) == greedy
+        assert list(generate(model, VOCABULARY, max_new_tokens=20, seed=1, **options)) == greedy
 
 
 def test_words_come_one_by_one():
     model, calls = language_model(), []
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
-    stream = generate(model, VOCABULARY, tokens=10**9, seed=0)
+    stream = generate(model, VOCABULARY, max_new_tokens=10**9, seed=0)
     assert calls == []
     next(stream)
     begun_after = len(calls)  # the state a line begins in is found before the first word
@@ -108,10 +109,10 @@ def test_words_come_one_by_one():
 
 def test_without_a_seed_texts_differ_and_torchs_random_state_stays():
     model = language_model()
-    unseeded = {"".join(generate(model, VOCABULARY, tokens=60)) for _ in range(2)}
+    unseeded = {"".join(generate(model, VOCABULARY, max_new_tokens=60)) for _ in range(2)}
     assert len(unseeded) == 2
     before = torch.random.get_rng_state()
-    list(generate(model, VOCABULARY, tokens=5, seed=1))
+    list(generate(model, VOCABULARY, max_new_tokens=5, seed=1))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -119,7 +120,8 @@ def test_sample_does_not_depend_on_how_many_there_are():
     model = language_model()
 
     def samples(count: int, seed: int) -> list[str]:
-        pieces = generate(model, VOCABULARY, prompt="the", tokens=30, samples=count, seed=seed)
+        options = {"max_new_tokens": 30, "samples": count, "seed": seed}
+        pieces = generate(model, VOCABULARY, prompt="the", **options)
         texts = [""]
         for piece in pieces:
             if piece == BETWEEN_SAMPLES:
@@ -140,21 +142,22 @@ def test_labels_are_encoded_once(name):
     model, calls = language_model(name), []
     inner = getattr(model.layer, "layer", model.layer)
     inner.maps[0].register_forward_hook(lambda *_: calls.append(1))
-    list(generate(model, VOCABULARY, tokens=20, seed=0))
+    list(generate(model, VOCABULARY, max_new_tokens=20, seed=0))
     # Once for the words, and once for where lines begin, which of a model with hooks is not cached.
     assert len(calls) == 2
 
 
 def test_long_prompt_is_read_in_chunks(monkeypatch):
     model, prompt = language_model(), " ".join(["the", "boat", "is"] * 30)
-    whole = list(generate(model, VOCABULARY, prompt=prompt, tokens=10, temperature=0))
+    options = {"prompt": prompt, "max_new_tokens": 10, "temperature": 0}
+    whole = list(generate(model, VOCABULARY, **options))
     monkeypatch.setattr("drill.language_modeling.generation.TOKENS_PER_PART", 7)
-    assert list(generate(model, VOCABULARY, prompt=prompt, tokens=10, temperature=0)) == whole
+    assert list(generate(model, VOCABULARY, **options)) == whole
 
 
 def test_unknown_words_of_a_prompt():
     model = language_model()
-    options = {"tokens": 10, "temperature": 0}
+    options = {"max_new_tokens": 10, "temperature": 0}
     found = list(generate(model, VOCABULARY, prompt="the whale", **options))
     assert found == list(generate(model, VOCABULARY, prompt=f"the {UNK}", **options))
     assert read_as_unknown(VOCABULARY, "the whale is a fish") == ["whale", "fish"]
@@ -163,7 +166,8 @@ def test_unknown_words_of_a_prompt():
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1.0}, {"tokens": 0}, {"samples": 0}, {"prompt": f"a {EOS} b"}]
+    "options",
+    [{"temperature": -1.0}, {"max_new_tokens": 0}, {"samples": 0}, {"prompt": f"a {EOS} b"}],
 )
 def test_invalid_options_and_another_vocabulary_raise_before_the_first_word(options):
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -177,4 +181,4 @@ def test_invalid_options_and_another_vocabulary_raise_before_the_first_word(opti
 def test_any_prompt_is_continued(prompt):
     model = language_model()
     start = model.initial_state(1)  # computing the usual one takes longer
-    assert len(list(generate(model, VOCABULARY, prompt=prompt, tokens=2, start=start))) == 2
+    assert len(list(generate(model, VOCABULARY, prompt=prompt, max_new_tokens=2, start=start))) == 2

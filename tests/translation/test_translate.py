@@ -166,7 +166,7 @@ def test_invalid_arguments_raise(data, model):
         translate(model, data.subwords, "abc")
     with pytest.raises(ValueError, match="lines_per_block"):
         translate(model, data.subwords, ["abc"], lines_per_block=0)
-    with pytest.raises(SettingsError, match="beam: must be at most the 262 subwords, got 263"):
+    with pytest.raises(SettingsError, match="beam_size: must be at most the 262 subwords, got 263"):
         list(translate(model, data.subwords, ["abc"], Search(beam_size=263)))
 
 

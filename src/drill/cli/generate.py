@@ -55,13 +55,13 @@ def generate(
             loaded.model,
             loaded.vocabulary,
             prompt=prompt,
-            tokens=max_new_tokens,
+            max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             seed=seed,
             samples=samples,
-            allow_unknown=allow_unk,
+            allow_unk=allow_unk,
         )
         unknown = read_as_unknown(loaded.vocabulary, prompt)
         if unknown:

@@ -74,7 +74,7 @@ def translate(
     loaded = load_translation(run, weights, device)
     memory = out_of_memory_hint(f"the search with {run}", "take a smaller --batch-tokens or --beam")
     searching = loaded.search(
-        max(n_best, beam or loaded.settings.training["beam"]),
+        max(n_best, beam or loaded.settings.training["beam_size"]),
         precision=precision,
         n_best=n_best,
         length_penalty=length_penalty,
@@ -131,7 +131,7 @@ def export(
     loaded = load_translation(run, weights, "cpu")
     with as_settings_error():
         training = loaded.settings.training
-        searched = {"beam_size": training["beam"], "length_penalty": training["length_penalty"]}
+        searched = {key: training[key] for key in ("beam_size", "length_penalty")}
         written = export_marian(
             loaded.model, loaded.subwords, folder, positions=positions, **searched
         )

@@ -31,13 +31,13 @@ def generate(
     vocabulary: Vocabulary,
     *,
     prompt: str = "",
-    tokens: int = 100,
+    max_new_tokens: int = 100,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
     samples: int = 1,
-    allow_unknown: bool = False,
+    allow_unk: bool = False,
     start: State | None = None,
 ) -> Iterator[str]:
     """Continue ``prompt``; yields the text piece by piece as it is sampled.
@@ -51,18 +51,18 @@ def generate(
     ``<unk>``; DataError if it has none.
 
     Args:
-        tokens: how many are sampled, ``<eos>`` included.
+        max_new_tokens: how many are sampled, ``<eos>`` included.
         temperature: sample from p^(1/temperature), normalised; 0 is greedy.
         top_k: sample from the top_k likeliest words only.
         top_p: sample from the likeliest words that make up this probability.
         seed: of the random numbers; each sample has its own stream.
         samples: how many texts, sampled as a batch; BETWEEN_SAMPLES is yielded between them.
-        allow_unknown: whether ``<unk>`` may be sampled.
+        allow_unk: whether ``<unk>`` may be sampled.
         start: the state from ``line_start`` for this model; computed if None.
     """
     check_vocabulary("generate", model, vocabulary)
     check_sampling("generate", temperature, top_k, top_p, seed)
-    check_integer("generate", "tokens", tokens)
+    check_integer("generate", "max_new_tokens", max_new_tokens)
     seeds = np.random.SeedSequence(seed).spawn(check_integer("generate", "samples", samples))
     generators = [np.random.default_rng(each) for each in seeds]
     if EOS in prompt.split():
@@ -71,7 +71,7 @@ def generate(
             "put a line break there"
         )
     read = [vocabulary.ids[EOS], *vocabulary.encode(prompt.rstrip(" ").split("\n"))[:-1].tolist()]
-    forbidden = None if allow_unknown else vocabulary.ids.get(UNK)
+    forbidden = None if allow_unk else vocabulary.ids.get(UNK)
 
     def sampled(scores: Tensor) -> list[int]:  # (samples, V)
         if forbidden is not None:
@@ -80,7 +80,7 @@ def generate(
             raise_nan("generate")
         if (scores.amax(1) == -torch.inf).any():
             raise ValueError(
-                f"generate: no word but {UNK} has a probability here; pass allow_unknown=True"
+                f"generate: no word but {UNK} has a probability here; pass allow_unk=True"
             )
         u = torch.tensor([generator.random() for generator in generators], dtype=torch.float64)
         return draw(scores, u, temperature, top_k, top_p).tolist()
@@ -95,7 +95,7 @@ def generate(
             log_probs = _scorer(model.layer, stack)
             begin = line_start("generate", model, vocabulary.ids[EOS]) if start is None else start
             state = expand_state(begin, samples)
-            for _ in range(tokens):
+            for _ in range(max_new_tokens):
                 with torch.no_grad(), evaluating(model):
                     for part in ids.to(device).split(max(1, TOKENS_PER_PART // samples)):
                         encoded = model.encoder(part, state)

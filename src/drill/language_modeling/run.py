@@ -153,9 +153,8 @@ class LanguageModelRun:
         Returns:
             ``prompt`` and its continuation.
         """
-        given = (self.model, self.vocabulary)
-        found = generate(*given, prompt=prompt, tokens=max_new_tokens, **options)
-        return prompt.rstrip(" ") + "".join(found)
+        options |= {"prompt": prompt, "max_new_tokens": max_new_tokens}
+        return prompt.rstrip(" ") + "".join(generate(self.model, self.vocabulary, **options))
 
     def score(self, lines: Iterable[str]) -> list[Scored]:
         """Score lines, each on its own.

@@ -94,7 +94,7 @@ class TranslationOptions(TrainingOptions):
     pad_to_multiple_of: int = 1  # pad lengths to multiples: fewer shapes, more padding
     bleu_every: int | None = None  # validations between two that also translate for BLEU
     average_checkpoints: int = 1  # at the end, try the mean of the weights of that many validations
-    beam: int = DEFAULT_BEAM_SIZE  # of all translations that are scored
+    beam_size: int = DEFAULT_BEAM_SIZE  # of all translations that are scored
     length_penalty: float = 0.6
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class TranslationOptions(TrainingOptions):
         counts = "max_tokens gradient_accumulation_steps pad_to_multiple_of bleu_every"
         self._check(f"{counts} average_checkpoints", "at least 1", lambda n: n >= 1)
         self._check("label_smoothing", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
-        self._check("beam", f"in 1 to {MAX_BEAM_SIZE}", lambda n: 1 <= n <= MAX_BEAM_SIZE)
+        self._check("beam_size", f"in 1 to {MAX_BEAM_SIZE}", lambda n: 1 <= n <= MAX_BEAM_SIZE)
         self._check("length_penalty", "a finite number", math.isfinite)
 
 

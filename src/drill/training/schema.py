@@ -28,6 +28,7 @@ RENAMED = {
     "training.activation": "training.ar_weight",
     "training.average": "training.average_checkpoints",
     "training.baseline": "training.validate_first",
+    "training.beam": "training.beam_size",
     "training.capture": "training.cuda_graphs",
     "training.pad_to": "training.pad_to_multiple_of",
     "training.save_every": "training.checkpoint_seconds",

@@ -152,13 +152,13 @@ def best_translations(
 class DecodingInfo:
     """How translations were made; only those of one search can be compared."""
 
-    beam: int
+    beam_size: int
     length_penalty: float
     weights: str  # best, averaged or last
 
     @property
     def search(self) -> str:
-        return f"beam {self.beam} and length penalty {self.length_penalty:g}"
+        return f"beam {self.beam_size} and length penalty {self.length_penalty:g}"
 
 
 def save_hypotheses(
@@ -167,7 +167,8 @@ def save_hypotheses(
     """Write the translations of a split, and next to them how they were made."""
     path = folder.hypotheses(split, language)
     folder.write_lines(path, lines)
-    row = {**asdict(info), "checksum": zlib.crc32(path.read_bytes())}
+    made = asdict(info)
+    row = {"beam": made.pop("beam_size"), **made, "checksum": zlib.crc32(path.read_bytes())}
     folder.write_json(folder.hypotheses_made(split, language), row)
 
 

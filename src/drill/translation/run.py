@@ -203,7 +203,7 @@ class TranslationRun:
         device = next(self.model.parameters()).device
         chosen: Any = precision or given["precision"]
         with matmul_precision(chosen, device) as autocast:
-            yield Search(beam_size=beam_size or given["beam"], autocast=autocast, **options)
+            yield Search(beam_size=beam_size or given["beam_size"], autocast=autocast, **options)
 
 
 def load_translation(

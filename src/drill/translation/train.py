@@ -175,7 +175,7 @@ class TranslationTask(Task):
         options = self.options
         self.autocast = autocast
         self.search = Search(
-            beam_size=options.beam, length_penalty=options.length_penalty, autocast=autocast
+            beam_size=options.beam_size, length_penalty=options.length_penalty, autocast=autocast
         )
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths

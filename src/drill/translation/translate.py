@@ -123,7 +123,7 @@ def translate_blocks(
     """``translate`` of blocks of lines, each as soon as it is there."""
     if not search.sampled and search.beam_size > len(subwords):
         raise SettingsError(
-            f"must be at most the {len(subwords)} subwords, got {search.beam_size}", key="beam"
+            f"must be at most the {len(subwords)} subwords, got {search.beam_size}", key="beam_size"
         )
     tokens = search.batch_tokens
     with cached_head(model) as head:

@@ -88,7 +88,7 @@ def evaluate_translation(
                 "perplexity": found.fit.perplexity,
                 **{key: getattr(found.scores, key) for key in SCORES},
                 "exact": found.exact,
-                "beam": made.beam,
+                "beam": made.beam_size,
                 "length_penalty": made.length_penalty,
                 "seconds": round(time.monotonic() - start, 3),
             }

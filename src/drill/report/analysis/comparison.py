@@ -198,7 +198,7 @@ def check_same_search(folders: Sequence[Path], say: Say) -> None:
                 f"translations of {other} were made with {wanted.search}, those of {folder} with "
                 f"{info.search}, so they are not comparable",
                 key="--bands",
-                hint=f"run `{_again(folder)} --beam {wanted.beam} --length-penalty "
+                hint=f"run `{_again(folder)} --beam {wanted.beam_size} --length-penalty "
                 f"{wanted.length_penalty:g}`",
             )
 

@@ -123,7 +123,7 @@ class Server:
             raise SettingsError(f"is 1 to {MAX_TOKENS}", key="tokens")
         pieces = player.sample(
             _text(given),
-            tokens=tokens,
+            max_new_tokens=tokens,
             temperature=_value(given, "temperature", float, 1.0),
             top_k=_value(given, "top_k", int, None),
             top_p=_value(given, "top_p", float, None),
