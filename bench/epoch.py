@@ -61,9 +61,11 @@ def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     precision = for_dynamic_evaluation(run.settings.training["precision"], device)
     with matmul_precision(precision, device):
         begin = time.perf_counter()
-        statistics = gradient_statistics(run.model, run.ids.train, batch_size=size, bptt=TOKENS)
+        statistics = gradient_statistics(
+            run.model, run.ids.train, batch_size=size, segment_length=TOKENS
+        )
         gathered = time.perf_counter()
-        found = dynamic_perplexity(run.model, run.ids.test, statistics, bptt=TOKENS)
+        found = dynamic_perplexity(run.model, run.ids.test, statistics, segment_length=TOKENS)
         end = time.perf_counter()
     return {
         "statistics_seconds": gathered - begin,

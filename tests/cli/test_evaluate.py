@@ -107,7 +107,7 @@ def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
 
 @pytest.mark.parametrize(("share", "worse"), [(0.999, True), (1e-4, False)])
 def test_a_search_says_when_no_cache_is_better(run_cli, monkeypatch, share, worse):
-    monkeypatch.setattr(cache_pointer, "LAMBS", (share,))
+    monkeypatch.setattr(cache_pointer, "LAMBDAS", (share,))
     code, _, err = run_cli("cache", "runs/tiny", "--search", "--split", "valid", *CPU)
     assert (code, "no cache" in err) == (0, worse)
     assert f"lambda {share:g}" in err
@@ -167,21 +167,15 @@ def test_an_infinite_perplexity_is_saved_and_no_success(run_cli, workspace, word
 
 def test_the_defaults_are_the_published_ones():
     """Dynamic evaluation: lr 5e-5, decay 0.002, epsilon 2e-5, segments of 5, batch size 100."""
-    published = {"lr": 5e-5, "lamb": 0.002, "epsilon": 2e-5, "bptt": 5}
-    names = {"lamb": "decay", "bptt": "segment_length"}
+    published = {"lr": 5e-5, "decay": 0.002, "eps": 2e-5, "segment_length": 5}
     function, command = map(_parameters, (dynamic_perplexity, evaluate.dynamic))
     for name, value in published.items():
-        assert function[name].default == command[names.get(name, name)].default == value
+        assert function[name].default == command[name].default == value
     gathered = _parameters(gradient_statistics)
-    assert (gathered["batch_size"].default, gathered["bptt"].default) == (100, 5)
+    assert (gathered["batch_size"].default, gathered["segment_length"].default) == (100, 5)
     function, command = map(_parameters, (cache_perplexity, evaluate.cache))
-    for name, option in {
-        "window": "window",
-        "theta": "theta",
-        "lamb": "lambda_",
-        "bptt": "chunk",
-    }.items():
-        assert function[name].default == command[option].default
+    for name in ("window", "theta", "lambda_", "chunk"):
+        assert function[name].default == command[name].default
 
 
 def _parameters(call):

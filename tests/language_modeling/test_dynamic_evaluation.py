@@ -28,7 +28,7 @@ from drill.training.cuda_graphs import GraphRecorder
 from tests.language_modeling.models import bits, every_layer, language_model, measured, text
 from tests.layers.table import one_of_each_layer
 
-STRONG = {"lr": 0.02, "lamb": 0.3, "epsilon": 1e-3}  # so that a wrong term shows
+STRONG = {"lr": 0.02, "decay": 0.3, "eps": 1e-3}  # so that a wrong term shows
 
 
 def gradients(model: LanguageModel, ids: np.ndarray, batch: int, bptt: int):
@@ -60,19 +60,19 @@ def slow_dynamic(
     MS: dict[str, Tensor],
     bptt: int,
     lr: float,
-    lamb: float,
-    epsilon: float,
+    decay: float,
+    eps: float,
 ) -> float:
-    """theta <- theta + lamb min(MS / gsum, 1 / lamb) (theta0 - theta) - lr grad / (MS + eps)."""
+    """theta <- theta + decay min(MS / gsum, 1 / decay) (theta0 - theta) - lr grad / (MS + eps)."""
     theta0 = {name: p.detach().clone() for name, p in model.named_parameters()}
     gsum = sum(float(ms.mean()) for ms in MS.values()) / len(MS)
     nll = 0.0
     for length, loss, grads in gradients(model, ids, 1, bptt):
         nll += length * loss
         for name, p in model.named_parameters():
-            rate = (MS[name] / gsum).clamp(max=1 / lamb if lamb else math.inf)
-            pull = lamb * rate * (theta0[name] - p.data)
-            p.data = p.data + pull - lr * grads[name] / (MS[name] + epsilon)
+            rate = (MS[name] / gsum).clamp(max=1 / decay if decay else math.inf)
+            pull = decay * rate * (theta0[name] - p.data)
+            p.data = p.data + pull - lr * grads[name] / (MS[name] + eps)
     for name, p in model.named_parameters():
         p.data = theta0[name]
     model.zero_grad()
@@ -83,26 +83,26 @@ def slow_dynamic(
 def test_statistics_and_losses_of_every_layer_are_those_of_the_equation(name):
     model, train, test = language_model(name), text(130), text(38, seed=1)
     truth = slow_statistics(model, train, batch=4, bptt=3)
-    statistics = gradient_statistics(model, train, batch_size=4, bptt=3)
+    statistics = gradient_statistics(model, train, batch_size=4, segment_length=3)
     assert statistics.batches == 11  # 32 rows, 31 of them predicted
     assert statistics.roots.keys() == truth.keys()
     for key, root in statistics.roots.items():
         torch.testing.assert_close(root, truth[key], rtol=1e-7, atol=1e-12)
     nll = slow_dynamic(model, test, truth, 5, **STRONG)
-    found = dynamic_perplexity(model, test, statistics, bptt=5, **STRONG)
+    found = dynamic_perplexity(model, test, statistics, segment_length=5, **STRONG)
     assert found.nll == pytest.approx(nll, rel=1e-9)
     assert (found.tokens, found.batch_size) == (37, 1)
     assert found.nll != pytest.approx(perplexity(model, test, batch_size=1).nll, rel=1e-4)
 
 
 def test_decay_never_goes_past_the_initial_weights():
-    """The clip: lamb times the rate is at most 1. Without it this text has another loss."""
+    """The clip: decay times the rate is at most 1. Without it this text has another loss."""
     model, train, test = language_model(), text(130), text(60, seed=1)
-    statistics = gradient_statistics(model, train, batch_size=4, bptt=3)
-    MS, strong = slow_statistics(model, train, 4, 3), {"lr": 0.02, "epsilon": 1e-3, "lamb": 0.9}
-    rates = statistics.decay(0.9)
+    statistics = gradient_statistics(model, train, batch_size=4, segment_length=3)
+    MS, strong = slow_statistics(model, train, 4, 3), {"lr": 0.02, "eps": 1e-3, "decay": 0.9}
+    rates = statistics.rates(0.9)
     assert max(float(rate.max()) for rate in rates.values()) == pytest.approx(1 / 0.9)
-    assert max(float(rate.max()) for rate in statistics.decay(0.0).values()) > 2
+    assert max(float(rate.max()) for rate in statistics.rates(0.0).values()) > 2
     found = dynamic_perplexity(model, test, statistics, **strong).nll
     assert found == pytest.approx(slow_dynamic(model, test, MS, 5, **strong), rel=1e-9)
 
@@ -149,8 +149,8 @@ def test_statistics_from_a_file_give_the_same_bits(tmp_path, seed):
     made.save(tmp_path / "s")
     for other in (Statistics.load(tmp_path / "s"), dataclasses.replace(made, roots=turned)):
         assert list(other.roots) != list(made.roots)
-        for name, rate in made.decay(0.1).items():
-            assert torch.equal(other.decay(0.1)[name], rate), name
+        for name, rate in made.rates(0.1).items():
+            assert torch.equal(other.rates(0.1)[name], rate), name
 
 
 def test_file_is_read_again_only_for_the_same_weights_text_and_segments(tmp_path):
@@ -170,13 +170,13 @@ def test_file_is_read_again_only_for_the_same_weights_text_and_segments(tmp_path
     for ids, options in (
         (text(100, seed=1), {"batch_size": 4}),
         (text(100), {"batch_size": 5}),
-        (text(100), {"batch_size": 5, "bptt": 7}),
+        (text(100), {"batch_size": 5, "segment_length": 7}),
     ):
         assert gather(ids, **options)[1]
         assert not gather(ids, **options)[1]
     with torch.no_grad():
         model.layer.bias[0] += 1e-9
-    made, gathered = gather(text(100), batch_size=5, bptt=7)
+    made, gathered = gather(text(100), batch_size=5, segment_length=7)
     assert gathered
     dynamic_perplexity(model, text(60), made)
 
@@ -211,13 +211,13 @@ def test_damaged_file_is_an_error(tmp_path, content):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("lr", -1.0), ("lr", math.nan), ("lamb", math.inf), ("epsilon", 0.0), ("epsilon", math.nan),
-        ("limit", 0), ("bptt", 0),
+        ("lr", -1.0), ("lr", math.nan), ("decay", math.inf), ("eps", 0.0), ("eps", math.nan),
+        ("limit", 0), ("segment_length", 0),
     ],
 )  # fmt: skip
 def test_invalid_settings_raise(option, value):
     model, statistics = measured()
-    with pytest.raises(ValueError, match=option):
+    with pytest.raises(ValueError, match=f"{option}|bptt must be at least 1"):
         dynamic_perplexity(model, text(60), statistics, **{option: value})
 
 
@@ -261,7 +261,7 @@ def test_cuda_graphs_option_is_passed_on(monkeypatch):
     for cuda_graphs in (True, False):
         statistics = gradient_statistics(model, ids, batch_size=4, cuda_graphs=cuda_graphs)
         dynamic_perplexity(model, ids, statistics, cuda_graphs=cuda_graphs)
-        dynamic_search(model, ids, statistics, lrs=[1e-4], lambs=[0.1], cuda_graphs=cuda_graphs)
+        dynamic_search(model, ids, statistics, lrs=[1e-4], decays=[0.1], cuda_graphs=cuda_graphs)
     assert asked == [True] * 3 + [False] * 3
 
 

@@ -20,7 +20,7 @@ from tests.layers.table import V
 
 def adapted(model, **options):
     statistics = gradient_statistics(model, text(50), batch_size=4)
-    return dynamic_perplexity(model, text(50), statistics, lr=0.02, lamb=0.3, **options)
+    return dynamic_perplexity(model, text(50), statistics, lr=0.02, decay=0.3, **options)
 
 
 OF_A_TEXT = {
@@ -32,6 +32,14 @@ OF_A_TEXT = {
         model, text(50), batch_size=1, **options
     ),
     "dynamic_perplexity": adapted,
+}
+SEGMENT = {
+    "perplexity": "bptt",
+    "token_losses": "bptt",
+    "cache_perplexity": "chunk",
+    "cache_search": "chunk",
+    "gradient_statistics": "segment_length",
+    "dynamic_perplexity": "segment_length",
 }
 OF_LINES = {
     "score": lambda model: list(score(model, VOCABULARY, ["the sea"])),
@@ -87,7 +95,8 @@ def test_nothing_leaks_from_a_stream_that_is_half_read(stream, name):
 @pytest.mark.parametrize("evaluation", OF_A_TEXT)
 def test_progress_reaches_the_end_and_may_interrupt(evaluation):
     model, seen = language_model(), []
-    OF_A_TEXT[evaluation](model, bptt=7, progress=lambda *now: seen.append(now))
+    options = {SEGMENT[evaluation]: 7, "progress": lambda *now: seen.append(now)}
+    OF_A_TEXT[evaluation](model, **options)
     done, totals = zip(*seen, strict=True)
     assert set(totals) == {49}
     assert list(done) == sorted(set(done))
@@ -134,7 +143,7 @@ def test_stall_is_not_taken_for_divergence(flag):
 
 def test_search_saves_no_cell_of_a_stall(flag, tmp_path):
     (model, statistics), path = measured("tied"), tmp_path / "search.json"
-    tried = {"lrs": [1e-5, 1e308], "lambs": [0.0], "file": path}
+    tried = {"lrs": [1e-5, 1e308], "decays": [0.0], "file": path}
     with pytest.raises(Stalled):
         dynamic_search(model, text(60), statistics, **tried)
     (saved,) = json.loads(path.read_text())["searches"].values()

@@ -116,7 +116,7 @@ def test_damaged_file_is_named(path, content):
 
 def tune(model, statistics, path=None, **options):
     calls = []
-    given_ = {"lrs": (0.0, 0.01), "lambs": (0.01, 0.5), "limit": 40, **options}
+    given_ = {"lrs": (0.0, 0.01), "decays": (0.01, 0.5), "limit": 40, **options}
     found = dynamic_search(
         model, np.tile(text(9), 30), statistics, file=path, report=calls.append, **given_
     )
@@ -128,7 +128,7 @@ def test_search_finds_that_adaptation_helps():
     before = bits(model)
     found, _ = tune(model, statistics)
     assert len(found.cells) == 4
-    assert found.best.settings == {"lr": 0.01, "lamb": 0.01}
+    assert found.best.settings == {"lr": 0.01, "decay": 0.01}
     assert bits(model) == before
     truth = dynamic_perplexity(
         model, np.tile(text(9), 30), statistics, limit=40, **found.best.settings
@@ -156,8 +156,8 @@ def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
     assert passes() == 4
     assert passes() == 0
     assert passes(limit=60) == 4
-    assert passes(epsilon=1e-3) == 4
-    assert passes(bptt=7) == 4
+    assert passes(eps=1e-3) == 4
+    assert passes(segment_length=7) == 4
     assert passes(lrs=(0.0, 0.01, 0.02)) == 2
     of_tf32 = dataclasses.replace(statistics, precision="tf32 in products")
     assert passes(of_tf32) == 4
@@ -180,9 +180,9 @@ def test_usual_grid_grows_with_the_segments():
     model, statistics = measured()
     usual = dynamic_search(model, text(12), statistics, limit=None)
     assert len(usual.cells) == 30
-    assert usual.cells[0].settings == {"lr": 3e-5, "lamb": 1e-3}
-    longer = dynamic_search(model, text(12), statistics, bptt=10)
-    assert longer.cells[-1].settings == {"lr": 2 * 10e-5, "lamb": 2 * 1e-2}
+    assert usual.cells[0].settings == {"lr": 3e-5, "decay": 1e-3}
+    longer = dynamic_search(model, text(12), statistics, segment_length=10)
+    assert longer.cells[-1].settings == {"lr": 2 * 10e-5, "decay": 2 * 1e-2}
 
 
 def test_invalid_grid_raises(tmp_path):
@@ -190,4 +190,4 @@ def test_invalid_grid_raises(tmp_path):
     with pytest.raises(ValueError, match="lr must be"):
         tune(model, statistics, lrs=(0.01, math.nan))
     with pytest.raises(ValueError, match="no settings to try"):
-        tune(model, statistics, lambs=())
+        tune(model, statistics, decays=())

@@ -123,8 +123,8 @@ def dynamic(
     search: SearchOption = False,
     lr: Annotated[float, Option(help="Learning rate of the gradient steps.")] = 5e-5,
     decay: Annotated[float, Option(help="Decay of the weights towards the trained ones.")] = 0.002,
-    epsilon: Annotated[
-        float, Option("--eps", help="Added to the RMS of the gradients that steps are divided by.")
+    eps: Annotated[
+        float, Option(help="Added to the RMS of the gradients that steps are divided by.")
     ] = 2e-5,
     segment_length: Annotated[int, Option(min=1, help="Tokens between two gradient steps.")] = 5,
     limit: Annotated[int, Option(min=10, help="Validation tokens that --search reads.")] = 30_000,
@@ -149,9 +149,9 @@ def dynamic(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
         )
     with as_settings_error():
-        names = {"lr": "--lr:", "lamb": "--decay:", "epsilon": "--eps:"}
-        dynamic_evaluation.check_dynamic_settings(lr, decay, epsilon, names)
-    fixed: dict[str, Any] = {"epsilon": epsilon, "bptt": segment_length}
+        names = {"lr": "--lr:", "decay": "--decay:", "eps": "--eps:"}
+        dynamic_evaluation.check_dynamic_settings(lr, decay, eps, names)
+    fixed: dict[str, Any] = {"eps": eps, "segment_length": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
         start, folder, tokens = time.monotonic(), trained.folder.path, len(trained.ids.train)
@@ -167,11 +167,11 @@ def dynamic(
                 trained.model,
                 trained.ids.train,
                 batch_size=size,
-                bptt=segment_length,
+                segment_length=segment_length,
                 progress=progress,
                 file=folder / "dynamic.safetensors",
             )
-        rates: dict[str, Any] = {"lr": lr, "lamb": decay}
+        rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
             try:
                 with Counter("search on validation", quiet) as progress:
@@ -188,9 +188,9 @@ def dynamic(
                 note("stopped; every setting that was tried is saved, the same command resumes")
                 raise
             rates = {key: found.best.settings[key] for key in rates}
-            note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['lamb']:g}")
-        settings = {"lr": rates["lr"], "decay": rates["lamb"], "epsilon": epsilon}
-        settings |= {"segment_length": segment_length, "statistics_batch_size": size}
+            note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
+        settings = {**rates, "epsilon": eps, "segment_length": segment_length}
+        settings["statistics_batch_size"] = size
         for each in texts:
             with Counter(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_evaluation.dynamic_perplexity(
@@ -241,28 +241,28 @@ def cache(
 
     _check_tuned(given(context), "theta", "lambda_")
     with as_settings_error():
-        names = {"window": "--window:", "theta": "--theta:", "lamb": "--lambda:"}
+        names = {"window": "--window:", "theta": "--theta:", "lambda_": "--lambda:"}
         cache_pointer.check_cache_settings(window, [theta], [lambda_], names)
-    fixed: dict[str, Any] = {"window": window, "bptt": chunk, "published": published}
+    fixed: dict[str, Any] = {"window": window, "chunk": chunk, "published": published}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="cache") as (trained, texts, autocast, add):
         fixed["autocast"] = autocast
-        mixture: dict[str, Any] = {"theta": theta, "lamb": lambda_}
+        mixture: dict[str, Any] = {"theta": theta, "lambda_": lambda_}
         if search:
             with Counter("search on validation", quiet) as progress:
                 found = cache_pointer.cache_search(
                     trained.model,
                     trained.ids.valid,
-                    lambs=(0.0, *cache_pointer.LAMBS),  # 0: no cache
+                    lambdas=(0.0, *cache_pointer.LAMBDAS),  # 0: no cache
                     **fixed,
                     progress=progress,
                 )
-            tuned = Search([cell for cell in found.cells if cell.settings["lamb"]]).best
+            tuned = Search([cell for cell in found.cells if cell.settings["lambda_"]]).best
             mixture = {key: tuned.settings[key] for key in mixture}
-            note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lamb']:g}")
+            note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lambda_']:g}")
             if tuned is not found.best:
                 note("on validation this is no better than no cache: compare with `drill evaluate`")
-        settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lamb"]}
+        settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lambda_"]}
         settings |= {"as_published": published, **({"chunk": chunk} if published else {})}
         for each in texts:
             start = time.monotonic()

@@ -1,6 +1,6 @@
 """The continuous cache pointer (Grave, Joulin & Usunier, ICLR 2017): recent words are likelier.
 
-    p(y_t) = lamb p_cache(y_t) + (1 - lamb) p_vocab(y_t)
+    p(y_t) = lambda p_cache(y_t) + (1 - lambda) p_vocab(y_t)
     p_cache(y_t) = sum_{j in window} softmax_j(theta h_t . h_j) [y_j = y_t]
 
 h_j is the encoder's last output before dropout, y_j the word that followed it. Nothing is trained.
@@ -26,9 +26,9 @@ from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
 
 THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
-LAMBS = (0.05, 0.1, 0.15, 0.2, 0.3)
+LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.3)
 
-NAMES = {name: f"cache_perplexity: {name}" for name in ("window", "theta", "lamb")}
+NAMES = {name: f"cache_perplexity: {name}" for name in ("window", "theta", "lambda_")}
 """What errors call the settings."""
 
 SCORES = 2**22
@@ -44,8 +44,8 @@ def cache_perplexity(
     *,
     window: int = 500,
     theta: float = 1.0,
-    lamb: float = 0.1,
-    bptt: int = 2000,
+    lambda_: float = 0.1,
+    chunk: int = 2000,
     published: bool = False,
     autocast: torch.dtype | None = None,
     progress: OnProgress | None = None,
@@ -57,21 +57,21 @@ def cache_perplexity(
         ids: the text, (N,).
         window: words in the cache.
         theta: weight of similarity; 0 counts words.
-        lamb: the cache's share of the probability.
-        bptt: tokens that are encoded at a time; it affects speed only.
+        lambda_: the cache's share of the probability.
+        chunk: tokens that are encoded at a time; it affects speed only.
         autocast: of the model, for example torch.bfloat16; similarities keep their precision.
         published: as the released code: the first window + 1 tokens, and the first token of every
-            later chunk of ``bptt``, do not use the cache; read ``published_perplexity``. By default
-            every token but the first uses it.
+            later chunk, do not use the cache; read ``published_perplexity``. By default every token
+            but the first uses it.
         progress: called with the tokens done and all there are.
 
     Returns:
         Loss and perplexity of all predicted tokens.
     """
-    check_cache_settings(window, [theta], [lamb])
+    check_cache_settings(window, [theta], [lambda_])
     data = single_stream("cache_perplexity", model, ids)
-    vocabulary, pointer = _read(model, data, window, [theta], bptt, autocast, progress)
-    losses = _mixed(vocabulary, pointer[0], lamb, (window, bptt) if published else None)
+    vocabulary, pointer = _read(model, data, window, [theta], chunk, autocast, progress)
+    losses = _mixed(vocabulary, pointer[0], lambda_, (window, chunk) if published else None)
     check_nan("cache_perplexity", model, losses[:, None])
     return Perplexity(losses.sum().item(), len(losses), 1)
 
@@ -82,27 +82,27 @@ def cache_search(
     *,
     window: int = 500,
     thetas: Sequence[float] = THETAS,
-    lambs: Sequence[float] = LAMBS,
-    bptt: int = 2000,
+    lambdas: Sequence[float] = LAMBDAS,
+    chunk: int = 2000,
     published: bool = False,
     limit: int | None = None,
     autocast: torch.dtype | None = None,
     progress: OnProgress | None = None,
 ) -> Search:
-    """Every theta with every lamb on a validation text, which is read once for all.
+    """Every theta with every lambda on a validation text, which is read once for all.
 
     best = cache_search(model, valid, window=500).best
     result = cache_perplexity(model, test, window=500, **best.settings)
 
-    Give it the ``published`` and, where that is True, the ``bptt`` of the evaluation it is for.
+    Give it the ``published`` and, where that is True, the ``chunk`` of the evaluation it is for.
 
     Args:
-        model: as of ``cache_perplexity``, and so are window, bptt, published and autocast.
+        model: as of ``cache_perplexity``, and so are window, chunk, published and autocast.
         ids: the validation text, (N,).
         window: words in the cache.
         thetas: weights of similarity to try.
-        lambs: shares of the cache to try.
-        bptt: tokens that are encoded at a time.
+        lambdas: shares of the cache to try.
+        chunk: tokens that are encoded at a time.
         published: as the released code.
         limit: predict the first ``limit`` tokens only.
         autocast: of the model.
@@ -111,19 +111,19 @@ def cache_search(
     Returns:
         All cells of the grid; ``best`` has the settings of the lowest loss.
     """
-    check_cache_settings(window, thetas, lambs)
-    if not (thetas and lambs):
-        raise ValueError("cache_search: there are no settings to try; give a theta and a lamb")
+    check_cache_settings(window, thetas, lambdas)
+    if not (thetas and lambdas):
+        raise ValueError("cache_search: there are no settings to try; give a theta and a lambda_")
     data = single_stream("cache_search", model, ids, limit)
-    vocabulary, pointers = _read(model, data, window, thetas, bptt, autocast, progress)
+    vocabulary, pointers = _read(model, data, window, thetas, chunk, autocast, progress)
     check_nan("cache_search", model, vocabulary[:, None])
-    skipped = (window, bptt) if published else None
+    skipped = (window, chunk) if published else None
     cells = []
     for theta, pointer in zip(thetas, pointers, strict=True):
-        for lamb in lambs:
-            nll = _mixed(vocabulary, pointer, lamb, skipped).sum().item()
+        for lambda_ in lambdas:
+            nll = _mixed(vocabulary, pointer, lambda_, skipped).sum().item()
             result = Perplexity(nll, len(data) - 1, 1) if math.isfinite(nll) else None
-            cells.append(Cell({"theta": theta, "lamb": lamb}, result))
+            cells.append(Cell({"theta": theta, "lambda_": lambda_}, result))
     return Search(cells)
 
 
@@ -133,12 +133,12 @@ def _read(
     data: Tensor,  # (N, 1)
     window: int,
     thetas: Sequence[float],
-    bptt: int,
+    chunk: int,
     autocast: torch.dtype | None,
     progress: OnProgress | None,
 ) -> tuple[Tensor, Tensor]:
     """The model's -log p (M,) and the cache's log p (thetas, M), NaN where the cache is empty."""
-    segments = evaluation_segments(len(data), bptt)
+    segments = evaluation_segments(len(data), chunk)
     state = model.initial_state(1)
     wide = next(model.parameters()).dtype
     vocabulary, pointer = [], []
@@ -203,15 +203,15 @@ def block_length(window: int) -> int:
 
 
 def _mixed(
-    vocabulary: Tensor, pointer: Tensor, lamb: float, published: tuple[int, int] | None
+    vocabulary: Tensor, pointer: Tensor, lambda_: float, published: tuple[int, int] | None
 ) -> Tensor:
-    """-log p of every token, (M,) in float64; ``published``: window and bptt of ``published``."""
+    """-log p of every token, (M,) in float64; ``published``: window and chunk, if skipped."""
     t = torch.arange(len(vocabulary), device=vocabulary.device)
     served = t > 0  # the cache is not empty
     if published is not None:
-        window, bptt = published
-        served = (t > window) & (t % bptt != 0)
-    share = torch.tensor(lamb, dtype=torch.float64, device=vocabulary.device)
+        window, chunk = published
+        served = (t > window) & (t % chunk != 0)
+    share = torch.tensor(lambda_, dtype=torch.float64, device=vocabulary.device)
     own = -vocabulary.double()
     both = torch.logaddexp(share.log() + pointer.double(), (-share).log1p() + own)
     return -torch.where(served, both, own)
@@ -220,12 +220,12 @@ def _mixed(
 def check_cache_settings(
     window: int,
     thetas: Sequence[float],
-    lambs: Sequence[float],
+    lambdas: Sequence[float],
     called: Mapping[str, str] = NAMES,
 ) -> None:
     """Raise ValueError for invalid settings; ``called`` are their names in messages."""
     check_value(window >= 1, called["window"], "at least 1", window)
     for theta in thetas:
         check_value(math.isfinite(theta), called["theta"], "a finite number", theta)
-    for lamb in lambs:
-        check_value(0.0 <= lamb <= 1.0, called["lamb"], "in [0, 1]", lamb)
+    for lambda_ in lambdas:
+        check_value(0.0 <= lambda_ <= 1.0, called["lambda_"], "in [0, 1]", lambda_)

@@ -1,9 +1,9 @@
 """Dynamic evaluation (Krause, Kahembwe, Murray & Renals, ICML 2018): adapt to the text being read.
 
-    theta <- theta + lamb * decay * (theta0 - theta) - lr * grad / (MS + epsilon)
+    theta <- theta + decay * rate * (theta0 - theta) - lr * grad / (MS + eps)
 
 after each segment, once its loss is counted: no token is predicted by weights that have seen it.
-MS, the root mean square of a gradient, and decay are statistics of the training text
+MS, the root mean square of a gradient, and rate are statistics of the training text
 (``gradient_statistics.py``).
 """
 
@@ -35,11 +35,11 @@ from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
 
 LRS = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 10e-5)
-LAMBS = (1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
+DECAYS = (1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
 """The grid AWD-LSTM was tuned with, for steps every 5 tokens, and 1e-2: short trainings on Penn
 Treebank chose 5e-3."""
 
-NAMES = {name: f"dynamic_perplexity: {name}" for name in ("lr", "lamb", "epsilon")}
+NAMES = {name: f"dynamic_perplexity: {name}" for name in ("lr", "decay", "eps")}
 """What errors call the settings."""
 
 SEGMENTS_PER_CHECK = 200
@@ -52,9 +52,9 @@ def dynamic_perplexity(
     statistics: Statistics,
     *,
     lr: float = 5e-5,
-    lamb: float = 0.002,
-    epsilon: float = 2e-5,
-    bptt: int = 5,
+    decay: float = 0.002,
+    eps: float = 2e-5,
+    segment_length: int = 5,
     limit: int | None = None,
     cuda_graphs: bool = True,
     progress: OnProgress | None = None,
@@ -69,9 +69,9 @@ def dynamic_perplexity(
         ids: the text, (N,).
         statistics: from ``gradient_statistics`` of the same weights.
         lr: learning rate.
-        lamb: how fast weights decay to their initial values ``theta0``.
-        epsilon: bounds the steps of parameters that rarely have a gradient.
-        bptt: tokens between two steps; scale lr and lamb with it.
+        decay: how fast weights decay to their initial values ``theta0``.
+        eps: bounds the steps of parameters that rarely have a gradient.
+        segment_length: tokens between two steps; scale lr and decay with it.
         limit: predict the first ``limit`` tokens only.
         cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
         progress: called with the tokens done and all there are.
@@ -79,16 +79,16 @@ def dynamic_perplexity(
     Returns:
         Loss and perplexity of all predicted tokens.
     """
-    check_dynamic_settings(lr, lamb, epsilon)
+    check_dynamic_settings(lr, decay, eps)
     data = single_stream("dynamic_perplexity", model, ids, limit)
-    segments = list(evaluation_segments(len(data), bptt))
+    segments = list(evaluation_segments(len(data), segment_length))
     statistics.check(model)
     named = checked_parameters(model)
     parameters = list(named.values())
     start = [p.detach().clone() for p in parameters]
-    decay = statistics.decay(lamb)
-    pull = [decay[name].to(p.device).mul(lamb) for name, p in named.items()]
-    step = [lr / (statistics.roots[name].to(p.device) + epsilon) for name, p in named.items()]
+    rates = statistics.rates(decay)
+    pull = [rates[name].to(p.device).mul(decay) for name, p in named.items()]
+    step = [lr / (statistics.roots[name].to(p.device) + eps) for name, p in named.items()]
 
     total = torch.zeros((), dtype=torch.float64, device=data.device)
 
@@ -125,28 +125,28 @@ def dynamic_search(
     statistics: Statistics,
     *,
     lrs: Sequence[float] | None = None,
-    lambs: Sequence[float] | None = None,
-    epsilon: float = 2e-5,
-    bptt: int = 5,
+    decays: Sequence[float] | None = None,
+    eps: float = 2e-5,
+    segment_length: int = 5,
     limit: int | None = 30_000,
     cuda_graphs: bool = True,
     file: Path | str | None = None,
     progress: OnProgress | None = None,
     report: Callable[[Cell], None] | None = None,
 ) -> Search:
-    """Every lr with every lamb on a validation text; never give it the test text.
+    """Every lr with every decay on a validation text; never give it the test text.
 
         best = dynamic_search(model, valid, statistics, file="search.json").best
         result = dynamic_perplexity(model, test, statistics, **best.settings)
 
     Args:
-        model: as of ``dynamic_perplexity``, and so are epsilon, bptt and cuda_graphs.
+        model: as of ``dynamic_perplexity``, and so are eps, segment_length and cuda_graphs.
         ids: the validation text, (N,).
         statistics: from ``gradient_statistics`` of the same weights.
-        lrs: by default the grid that AWD-LSTM was tuned with, times bptt / 5.
-        lambs: as ``lrs``.
-        epsilon: bounds the steps of parameters that rarely have a gradient.
-        bptt: tokens between two steps.
+        lrs: by default the grid that AWD-LSTM was tuned with, times segment_length / 5.
+        decays: as ``lrs``.
+        eps: bounds the steps of parameters that rarely have a gradient.
+        segment_length: tokens between two steps.
         limit: predict the first ``limit`` tokens only.
         cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
         progress: called with the tokens done and all there are.
@@ -158,25 +158,25 @@ def dynamic_search(
         All cells of the grid; ``best`` has the settings of the lowest loss.
     """
     data = single_stream("dynamic_search", model, ids, limit)
-    lrs = [rate * (bptt / 5) for rate in LRS] if lrs is None else lrs
-    lambs = [lamb * (bptt / 5) for lamb in LAMBS] if lambs is None else lambs
+    lrs = [rate * (segment_length / 5) for rate in LRS] if lrs is None else lrs
+    decays = [decay * (segment_length / 5) for decay in DECAYS] if decays is None else decays
     for lr in lrs:
-        for lamb in lambs:
-            check_dynamic_settings(lr, lamb, epsilon)
+        for decay in decays:
+            check_dynamic_settings(lr, decay, eps)
     statistics.check(model)
     key = (
-        f"dynamic: epsilon {epsilon!r}, bptt {bptt}, text {text_fingerprint(data)}, "
+        f"dynamic: epsilon {eps!r}, bptt {segment_length}, text {text_fingerprint(data)}, "
         f"weights {statistics.weights}, training text {statistics.text}, "
         f"precision {current_precision(data.device)}, of the statistics {statistics.precision}"
     )
 
-    def evaluate(settings: GridPoint, progress: OnProgress) -> Perplexity:
-        options: dict[str, Any] = {"bptt": bptt, "cuda_graphs": cuda_graphs, **settings}
-        return dynamic_perplexity(
-            model, data, statistics, epsilon=epsilon, progress=progress, **options
-        )
+    fixed: dict[str, Any] = {"segment_length": segment_length, "cuda_graphs": cuda_graphs}
 
-    points = [{"lr": lr, "lamb": lamb} for lr in lrs for lamb in lambs]
+    def evaluate(settings: GridPoint, progress: OnProgress) -> Perplexity:
+        options = {**fixed, **settings, "eps": eps, "progress": progress}
+        return dynamic_perplexity(model, data, statistics, **options)
+
+    points = [{"lr": lr, "decay": decay} for lr in lrs for decay in decays]
     tokens = len(data) - 1
     return run_grid(
         points, evaluate, key=key, tokens=tokens, file=file, progress=progress, report=report
@@ -184,9 +184,9 @@ def dynamic_search(
 
 
 def check_dynamic_settings(
-    lr: float, lamb: float, epsilon: float, called: Mapping[str, str] = NAMES
+    lr: float, decay: float, eps: float, called: Mapping[str, str] = NAMES
 ) -> None:
     """Raise ValueError for invalid settings; ``called`` are their names in messages."""
-    for name, value in (("lr", lr), ("lamb", lamb)):
+    for name, value in (("lr", lr), ("decay", decay)):
         check_value(0.0 <= value < math.inf, called[name], "a finite number of at least 0", value)
-    check_value(0.0 < epsilon < math.inf, called["epsilon"], "a finite number above 0", epsilon)
+    check_value(0.0 < eps < math.inf, called["eps"], "a finite number above 0", eps)

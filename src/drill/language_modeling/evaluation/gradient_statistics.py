@@ -51,8 +51,8 @@ class Statistics:
     text: str
     precision: str
 
-    def decay(self, lamb: float) -> dict[str, Tensor]:
-        """min(MS / gsum, 1 / lamb), gsum the mean over tensors of their mean MS.
+    def rates(self, decay: float) -> dict[str, Tensor]:
+        """min(MS / gsum, 1 / decay), gsum the mean over tensors of their mean MS.
 
         How strongly each weight decays to its initial value, 1 on average; the bound keeps it from
         going past that. The sum is in order of names: a file may have another order and must give
@@ -60,7 +60,7 @@ class Statistics:
         """
         gsum = torch.stack([self.roots[name].mean() for name in sorted(self.roots)]).mean()
         rates = {name: root / gsum for name, root in self.roots.items()}
-        return rates if lamb == 0 else {n: r.clamp_(max=1 / lamb) for n, r in rates.items()}
+        return rates if decay == 0 else {n: r.clamp_(max=1 / decay) for n, r in rates.items()}
 
     def check(self, model: LanguageModel) -> None:
         """Raise StaleStatistics unless they belong to ``model`` as it is now."""
@@ -97,7 +97,7 @@ def gradient_statistics(
     ids: Text,
     *,
     batch_size: int = BATCH_SIZE,
-    bptt: int = 5,
+    segment_length: int = 5,
     cuda_graphs: bool = True,
     progress: OnProgress | None = None,
     file: Path | str | None = None,
@@ -110,9 +110,9 @@ def gradient_statistics(
         model: whose weights the statistics are of.
         ids: the training text, (N,).
         batch_size: streams that the text is cut into.
-        bptt: tokens of a segment.
+        segment_length: tokens of a segment.
         cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
-        file: saved here, and loaded from here if weights, text, ``batch_size``, ``bptt`` and
+        file: saved here, and loaded from here if weights, text, batch size, segment length and
             precision are the same.
         progress: called with the tokens done and all there are.
 
@@ -120,8 +120,8 @@ def gradient_statistics(
         Root mean squares of the gradients of every trained parameter.
     """
     data = check_and_batchify("gradient_statistics", model, ids, batch_size)
-    segments = list(evaluation_segments(len(data), bptt))
-    weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {bptt}s"
+    segments = list(evaluation_segments(len(data), segment_length))
+    weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {segment_length}s"
     precision = current_precision(data.device)
     if file is not None and Path(file).is_file():
         found = Statistics.load(file)
@@ -152,9 +152,9 @@ def gradient_statistics(
     return statistics
 
 
-def statistics_batch_size(tokens: int, bptt: int) -> int:
+def statistics_batch_size(tokens: int, segment_length: int) -> int:
     """``BATCH_SIZE``, or less for a short text, so that each stream has a whole segment."""
-    return max(1, min(BATCH_SIZE, tokens // (bptt + 1)))
+    return max(1, min(BATCH_SIZE, tokens // (segment_length + 1)))
 
 
 def checked_parameters(model: LanguageModel) -> dict[str, Tensor]:

@@ -13,6 +13,9 @@ from drill.language_modeling.evaluation.perplexity import OnProgress, Perplexity
 
 GridPoint = Mapping[str, float]
 
+IN_FILES = {"decay": "lamb"}
+"""Names of settings in files of searches, where they differ."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -66,7 +69,7 @@ def run_grid(
             if progress is not None:
                 progress(before + count, len(points) * tokens)
 
-        name = json.dumps(dict(sorted(point.items())))
+        name = json.dumps({IN_FILES.get(k, k): value for k, value in sorted(point.items())})
         if name in done:
             here(tokens, tokens)
             found = done[name]
