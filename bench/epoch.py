@@ -24,7 +24,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     gradient_statistics,
     statistics_batch_size,
 )
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.device import pick_device
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
@@ -56,7 +56,7 @@ def measured(
 
 def evaluated(folder: str, device: torch.device) -> dict[str, Any]:
     """Seconds of dynamic evaluation, in the precision that the command takes for it."""
-    run = load_run(folder, device=device)
+    run = load_language_model(folder, device=device)
     size = statistics_batch_size(len(run.ids.train), TOKENS)
     precision = for_dynamic_evaluation(run.settings.training["precision"], device)
     with matmul_precision(precision, device):

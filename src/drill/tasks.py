@@ -16,7 +16,7 @@ import torch
 from drill.data.optional_packages import check_packages
 from drill.language_modeling.build import dry_run
 from drill.language_modeling.evaluation.perplexity import Perplexity
-from drill.language_modeling.run import LanguageModelRun, load_run, start_language_model
+from drill.language_modeling.run import LanguageModelRun, load_language_model, start_language_model
 from drill.training.device import pick_device
 from drill.training.distributed import World, init_distributed
 from drill.training.loop import TRAINING_LOG, Outcome, fit
@@ -30,7 +30,7 @@ from drill.training.settings import TRANSLATION, Settings, build_optimizer, reci
 from drill.training.signals import reraise_signal
 from drill.translation.build import dry_run as dry_run_translation
 from drill.translation.build import packages_of
-from drill.translation.run import TranslationRun, load_translation, start_translation
+from drill.translation.run import TranslationRun, load_translator, start_translator
 
 training_log = logging.getLogger(TRAINING_LOG)
 
@@ -74,18 +74,18 @@ def train(
     if place.type == "cuda":
         torch.cuda.set_device(place)
     run = RunFolder(folder)
-    start_task = start_translation if settings.task == TRANSLATION else start_language_model
-    with init_distributed(place) as processes:
-        if not processes.is_main:
+    start_task = start_translator if settings.task == TRANSLATION else start_language_model
+    with init_distributed(place) as world:
+        if not world.is_main:
             data_progress = on_start = None
-        with run.locked() if processes.is_main else nullcontext():
-            given = (settings, run, build_optimizer(settings), place, processes)
+        with run.locked() if world.is_main else nullcontext():
+            given = (settings, run, build_optimizer(settings), place, world)
             start = start_task(*given, data_progress, on_start)
             record_start(start, settings)
             if on_start is not None:
                 on_start(sizes(settings, start))
             outcome = fit(start.task, progress)
-        if processes.is_main and isinstance(outcome.test, Perplexity):
+        if world.is_main and isinstance(outcome.test, Perplexity):
             labels = start.task.model.layer.vocabulary_size
             remark = no_better_than_guessing(outcome.test.perplexity, labels)
             if remark is not None:
@@ -109,7 +109,7 @@ def load(
         A language model, with ``perplexity``, ``generate`` and ``score``, or a translator, with
         ``translate`` and ``bleu``.
     """
-    load_task = load_translation if task_of(folder) == TRANSLATION else load_run
+    load_task = load_translator if task_of(folder) == TRANSLATION else load_language_model
     return load_task(folder, weights, device)
 
 

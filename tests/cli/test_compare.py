@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.settings import recipe
 from tests import cli_translation_workspace, cli_workspace
@@ -34,7 +34,7 @@ def compared(run_cli, *words):
 
 def test_losses_are_those_of_the_runs_and_words_add_up(run_cli, workspace):
     found = compared(run_cli, "runs/tiny", "runs/more", "--top", "100")
-    runs = [load_run(f"runs/{name}", device="cpu") for name in ("tiny", "more")]
+    runs = [load_language_model(f"runs/{name}", device="cpu") for name in ("tiny", "more")]
     for side, run in zip("ab", runs, strict=True):
         assert found[side] == pytest.approx(run.perplexity("test").loss, rel=0.05)
     assert found["difference"] == pytest.approx(found["b"] - found["a"])
@@ -86,7 +86,7 @@ def test_analyse_prints_bands_and_ranks(run_cli, workspace):
     code, out, _ = run_cli("analyse", "runs/tiny", "runs/more", "--device", "cpu")
     assert code == 0
     assert all(word in out for word in ("by types", "calibration error", "g_out(E)"))
-    width = load_run("runs/tiny", device="cpu").model.layer.hidden_size
+    width = load_language_model("runs/tiny", device="cpu").model.layer.hidden_size
     ranks = [line for line in out.splitlines() if line.endswith(f"| {width + 2} |")]
     assert len(ranks) == 2
     code, out, _ = run_cli("analyse", "runs/tiny", "runs/more", "--json", "--device", "cpu")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from drill import tasks
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from drill.report.analysis.comparison import RunComparison
 from drill.report.tables import number_format
 from tests.cli_workspace import RECIPE
@@ -51,7 +51,7 @@ def test_the_demo_compares_two_runs(run_cli, cli_output, workspace, tiny_demo, m
     assert "epochs 1, one seed;" in out
     compared = RunComparison(tiny_demo.EDGES)
     for name in ("tied", "drill"):
-        compared.add(name, load_run(f"demo/demo-{name}.toml", device="cpu"))
+        compared.add(name, load_language_model(f"demo/demo-{name}.toml", device="cpu"))
     (text,) = compared.texts
     tied, other = (
         next(band for band in text.losses[each] if band.high == 1000) for each in ("tied", "drill")

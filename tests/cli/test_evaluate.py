@@ -18,7 +18,7 @@ from drill.language_modeling.evaluation import cache_pointer, dynamic_evaluation
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from tests.cli_workspace import run_cli_in
 from tests.tiny_runs import disk_full
 
@@ -101,7 +101,7 @@ def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
     assert "tuned on validation: " in err
     starts = [line.split(" perplexity ")[0] for line in out.splitlines()]
     assert starts == [f"{kind}, valid:", f"{kind}, test:"]
-    run = load_run("runs/tiny", device="cpu")
+    run = load_language_model("runs/tiny", device="cpu")
     assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
 
 

@@ -14,7 +14,7 @@ from drill.report.results.ledger import read as read_ledger
 from drill.report.results.runs import read_run
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
-from drill.translation.run import load_translation
+from drill.translation.run import load_translator
 from tests.cli_translation_workspace import make_workspace, small
 
 
@@ -45,7 +45,7 @@ def test_evaluate_words_prints_and_saves_accuracy_by_frequency(run_cli, cli_outp
     assert tables == ["words", "subwords"]
     _, out, _ = run_cli(*words, "--json")
     row = json.loads(out)
-    run = load_translation("runs/tiny", device="cpu")
+    run = load_translator("runs/tiny", device="cpu")
     saved = (in_workspace / "runs/tiny/valid.de.hyp").read_text().splitlines()
     (trained, pairs), (valid, _) = run.split("train"), run.split("valid")
     assert len(trained) == 60
@@ -113,7 +113,7 @@ def test_a_language_without_a_word_tokenizer_has_subwords_only(run_cli, in_works
         path.rename(path.with_suffix(".fr"))
     changes = (f"data.corpus={pairs}", "data.target=fr", "training.max_steps=1")
     train(small(*changes), "runs/french", device="cpu")
-    run = load_translation("runs/french", device="cpu")
+    run = load_translator("runs/french", device="cpu")
     said, target = [], run.split("test")[0].target
     assert list(accuracy_bands(run, target, target, said.append)) == ["subword"]
     assert len(said) == 1

@@ -11,7 +11,7 @@ import torch
 
 from drill.errors import RunFolderError
 from drill.language_modeling.evaluation.perplexity import Perplexity
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
@@ -248,7 +248,10 @@ def test_a_run_trained_by_some_kernels_is_used_by_others(
     changed = rest.replace('impl = "auto"', f'impl = "{value}"', 1)
     run.joinpath("recipe.toml").write_text(head + section + changed)
     assert run_cli("generate", f"runs/by-{value}", "--max-new-tokens", "3", *CPU)[0] == 0
-    assert load_run(run, device="cpu").settings != load_run(workspace / "runs" / "tiny").settings
+    assert (
+        load_language_model(run, device="cpu").settings
+        != load_language_model(workspace / "runs" / "tiny").settings
+    )
     more = ("train", f"runs/by-{value}", *sets("training.epochs=3"), *CPU)
     key = f"{table}.impl=auto"
     cli_error(*more, key=f"--set {key}")

@@ -12,7 +12,7 @@ import torch
 
 from drill import cli
 from drill.translation import translate as translate_module
-from drill.translation.run import load_translation
+from drill.translation.run import load_translator
 from drill.translation.translate import Search, Translation, translate
 from tests.cli_translation_workspace import make_workspace, set_by_command
 
@@ -37,7 +37,7 @@ def test_translate_keeps_the_number_and_the_order_of_lines(cli_output):
     found = out.split("\n")
     assert len(found) == len(lines) + 1
     assert (found[1], found[3], found[-1]) == ("", "", "")
-    run = load_translation("runs/tiny", device="cpu")
+    run = load_translator("runs/tiny", device="cpu")
     clean = [line.rstrip("\r") for line in lines]
     expected = translate(run.model, run.subwords, clean, Search(beam_size=2))
     assert found[:-1] == [each[0].text for each in expected]

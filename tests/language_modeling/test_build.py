@@ -16,7 +16,7 @@ from drill.errors import CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
 from drill.language_modeling.build import dry_run, finetune_settings, language_model
 from drill.language_modeling.evaluation.perplexity import perplexity
-from drill.language_modeling.run import LanguageModelRun, load_run
+from drill.language_modeling.run import LanguageModelRun, load_language_model
 from drill.layers import LAYERS
 from drill.tasks import train
 from drill.training.device import pick_device
@@ -77,7 +77,7 @@ def test_train_logs_to_stderr_unless_quiet(tmp_path, text_folder, capsys):
 
 
 def test_run_comes_back_as_it_was(text_folder, run):
-    found = load_run(run, device="cpu")
+    found = load_language_model(run, device="cpu")
     assert found.settings == small(text_folder)
     assert found.model.layer.label_weight is found.model.encoder.embedding.weight
     assert {entry.name for entry in run.iterdir()} - {"tensorboard"} == {
@@ -111,13 +111,13 @@ def test_further_encoders_train_and_resume(tmp_path, text_folder, name, changes)
     stop(settings, tmp_path / "run", 15)
     train(settings, tmp_path / "run", device="cpu", quiet=True)
     assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
-    run = load_run(tmp_path / "run", device="cpu")
+    run = load_language_model(tmp_path / "run", device="cpu")
     assert run.perplexity().loss == pytest.approx(run.folder.rows()[-1]["test_loss"], rel=1e-6)
 
 
 def test_environment_of_a_run(run):
     found = json.loads((run / "environment.json").read_text())
-    model = load_run(run, device="cpu").model
+    model = load_language_model(run, device="cpu").model
     assert found.pop("started").startswith("20")
     assert found.pop("device")
     assert isinstance(found.pop("command"), list)
@@ -164,7 +164,7 @@ def test_every_layer_trains_and_loads(tmp_path, text_folder, layer):
            "plif": ["layer.pieces=20", "layer.inner.name=deep-residual"]}  # fmt: skip
     settings = small(text_folder, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
     outcome = train(settings, tmp_path / "run", device="cpu")
-    run = load_run(tmp_path / "run", device="cpu")
+    run = load_language_model(tmp_path / "run", device="cpu")
     assert type(run.model.layer) is LAYERS[layer]
     assert perplexity(run.model, run.ids.valid, bptt=10) == outcome.valid
 
@@ -178,14 +178,14 @@ def assert_weights(run: LanguageModelRun, which: str) -> None:
 
 def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, text_folder):
     stop(small(text_folder), tmp_path / "run", 3)
-    assert_weights(load_run(tmp_path / "run", device="cpu"), "last")
+    assert_weights(load_language_model(tmp_path / "run", device="cpu"), "last")
     with pytest.raises(CheckpointError, match="best"):
-        load_run(tmp_path / "run", "best", device="cpu")
+        load_language_model(tmp_path / "run", "best", device="cpu")
 
 
 def test_either_weights_on_request(run):
     for which in ("best", "last"):
-        assert_weights(load_run(run, which, "cpu"), which)
+        assert_weights(load_language_model(run, which, "cpu"), which)
 
 
 # -- errors ---------------------------------------------------------------------------------------
@@ -208,20 +208,20 @@ def test_changed_text_raises(tmp_path, own_texts):
 
 def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts, caplog):
     train(small(own_texts, "training.epochs=1"), tmp_path / "run", device="cpu")
-    _ = load_run(tmp_path / "run", device="cpu").ids
+    _ = load_language_model(tmp_path / "run", device="cpu").ids
     assert "has changed" not in caplog.text
     test = own_texts / "test.txt"
     test.write_text("".join(reversed(test.read_text().splitlines(keepends=True))))
-    _ = load_run(tmp_path / "run", device="cpu").ids
+    _ = load_language_model(tmp_path / "run", device="cpu").ids
     assert "has changed" in caplog.text
     caplog.clear()
     (tmp_path / "run/last/checkpoint.safetensors").write_bytes(b"damaged")
-    _ = load_run(tmp_path / "run", device="cpu").ids
+    _ = load_language_model(tmp_path / "run", device="cpu").ids
     assert "has changed" not in caplog.text
     with (own_texts / "train.txt").open("a") as stream:
         stream.write("w1 w2 w3\n")
     with pytest.raises(DataError, match="was trained on another text"):
-        _ = load_run(tmp_path / "run", device="cpu").ids
+        _ = load_language_model(tmp_path / "run", device="cpu").ids
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "", "cpu:x"])
@@ -266,7 +266,7 @@ def test_settings_of_finetuning(tmp_path, text_folder):
 
 
 def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(tmp_path, run):
-    given = load_run(run, device="cpu")
+    given = load_language_model(run, device="cpu")
     before = perplexity(given.model, given.ids.valid, bptt=10)
     settings = finetune_settings(run)
     train(settings, tmp_path / "whole", device="cpu")
@@ -324,7 +324,10 @@ def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, text_folder, r
 
 def test_lost_vocabulary_is_named(text_folder, run):
     (run / "vocabulary.json").unlink()
-    for use in (load_run, lambda folder, device: train(small(text_folder), folder, device=device)):
+    for use in (
+        load_language_model,
+        lambda folder, device: train(small(text_folder), folder, device=device),
+    ):
         with pytest.raises(RunFolderError, match=r"vocabulary\.json"):
             use(run, device="cpu")
 
@@ -333,11 +336,11 @@ def test_damaged_weights_are_named_with_those_that_are_left(run):
     folder = RunFolder(run)
     folder.best.write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="--weights last"):
-        load_run(run, device="cpu")
-    assert load_run(run, "last", device="cpu").weights == "last"
+        load_language_model(run, device="cpu")
+    assert load_language_model(run, "last", device="cpu").weights == "last"
     folder.last.write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="--weights best"):
-        load_run(run, "last", device="cpu")
+        load_language_model(run, "last", device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -393,7 +396,7 @@ def test_run_resumes_from_another_folder(tmp_path, own_texts, monkeypatch):
     monkeypatch.chdir(own_texts)
     assert train(small(Path(".")), tmp_path / "run", device="cpu").finished
     monkeypatch.chdir("/")
-    assert len(load_run(tmp_path / "run", device="cpu").ids.test) > 0
+    assert len(load_language_model(tmp_path / "run", device="cpu").ids.test) > 0
 
 
 def test_other_settings_raise_but_for_epochs_and_saving(text_folder, run):

@@ -11,7 +11,7 @@ import torch
 from drill.data import DataError
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
-from drill.language_modeling.evaluation.grid_search import Cell, Search, run_grid
+from drill.language_modeling.evaluation.grid_search import Cell, GridSearch, run_grid
 from drill.language_modeling.evaluation.perplexity import Perplexity
 from tests.language_modeling.models import bits, measured, text
 
@@ -89,7 +89,7 @@ def test_cell_that_diverges_is_never_the_best_and_is_remembered(path):
 
 def test_search_in_which_all_diverge_has_no_best():
     with pytest.raises(FloatingPointError, match="all 4 cells diverged"):
-        _ = Search([Cell(point, None) for point in POINTS]).best
+        _ = GridSearch([Cell(point, None) for point in POINTS]).best
 
 
 def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(path):

@@ -10,7 +10,7 @@ from drill.data import UNK
 from drill.errors import DataError, SettingsError
 from drill.language_modeling.build import finetune_settings
 from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
-from drill.language_modeling.run import LanguageModelRun, load_run
+from drill.language_modeling.run import LanguageModelRun, load_language_model
 from drill.layers.label_source import label_vectors
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
@@ -55,7 +55,7 @@ def trained(workspace, *changes, **options) -> LanguageModelRun:
     folder = workspace / "-".join(["run", *changes])
     if not folder.exists():
         train(settings(workspace, *changes, **options), folder, device="cpu", quiet=True)
-    return load_run(folder, device="cpu")
+    return load_language_model(folder, device="cpu")
 
 
 BOTH = ("labels.source=characters+gloss",)
@@ -101,7 +101,7 @@ def test_a_new_word_gets_a_vector_and_is_saved(workspace, changes, tmp_path):
     assert vectors[-2:].abs().sum(1).min() > 0
     assert len(run.vocabulary) == len(added.vocabulary) - 2 == len(before)
     added.save(tmp_path / "added")
-    loaded = load_run(tmp_path / "added", device="cpu")
+    loaded = load_language_model(tmp_path / "added", device="cpu")
     torch.testing.assert_close(label_vectors(loaded.model.encoder.embedding), vectors)
     line = "the boating lamplight"
     assert loaded.score([line]) == added.score([line])

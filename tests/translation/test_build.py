@@ -12,13 +12,13 @@ from drill.data.parallel.dataset import pairs_checksum
 from drill.data.text.catalog import SPLITS
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetune_settings
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.loop import TRAINING_LOG
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.translation import train as train_module
-from drill.translation.run import load_translation
+from drill.translation.run import load_translator
 from drill.translation.translate import Search, translate
 from tests.cli_translation_workspace import make_workspace, small
 
@@ -29,7 +29,7 @@ def workspace(tmp_path_factory):
 
 
 def test_run_comes_back_as_it_was(in_workspace):
-    run = load_translation("runs/tiny", device="cpu")
+    run = load_translator("runs/tiny", device="cpu")
     assert run.subwords == Subwords.load("runs/tiny/subwords.json")
     assert not run.model.training
     assert run.model.layer.label_weight is run.model.transformer.target_embedding.weight
@@ -127,7 +127,7 @@ def test_changed_text_raises(in_workspace, tmp_path):
     with pytest.raises(RunFolderError, match="the text has changed"):
         train(settings, tmp_path / "run", device="cpu")
     with pytest.raises(DataError, match="was trained on other texts"):
-        load_translation(tmp_path / "run", device="cpu").split("test")
+        load_translator(tmp_path / "run", device="cpu").split("test")
 
 
 @pytest.mark.gpu
@@ -146,8 +146,8 @@ def test_gpu_run_logs_its_kernels_once(in_workspace, tmp_path, caplog, monkeypat
 
 def test_each_task_has_its_own_loader(in_workspace):
     with pytest.raises(RunFolderError, match="is a translator, not a language model"):
-        load_run("runs/tiny")
+        load_language_model("runs/tiny")
     with pytest.raises(RunFolderError, match="is not a run folder"):
-        load_translation("runs/nothing")
+        load_translator("runs/nothing")
     with pytest.raises(SettingsError, match="finetuning is for language models"):
         finetune_settings("runs/tiny")

@@ -13,7 +13,7 @@ from drill.tasks import train
 from drill.training.run import checkpoint
 from drill.training.settings import read_settings
 from drill.translation.evaluate import translation_loss
-from drill.translation.run import load_translation
+from drill.translation.run import load_translator
 from tests import cli_workspace
 from tests.cli_translation_workspace import make_workspace, small
 from tests.tiny_runs import all_of, unlike, weights
@@ -107,8 +107,8 @@ def test_start_that_does_not_fit_is_named_before_a_text_is_read(
 def test_dropout_and_training_may_differ(in_workspace, tmp_path):
     changes = ["encoder.dropout=0.3", "layer.dropout=0.1", "layer.impl=reference"]
     train(started(*STILL, *changes), tmp_path / "run", device="cpu")
-    base = load_translation("runs/tiny", device="cpu").model
-    found = load_translation(tmp_path / "run", device="cpu").model
+    base = load_translator("runs/tiny", device="cpu").model
+    found = load_translator(tmp_path / "run", device="cpu").model
     torch.testing.assert_close(dict(found.named_parameters()), dict(base.named_parameters()))
 
 
@@ -121,12 +121,12 @@ def test_counts_stay_those_that_the_weights_were_trained_for(counted, in_workspa
     train(small(*counted), base, device="cpu")
     train(started(*counted, *STILL, start=base), run, device="cpu")
     losses = []
-    valid = load_translation(base, device="cpu").split("valid")[1]
+    valid = load_translator(base, device="cpu").split("valid")[1]
     for folder in (base, run):
-        losses.append(translation_loss(load_translation(folder, device="cpu").model, valid).loss)
+        losses.append(translation_loss(load_translator(folder, device="cpu").model, valid).loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     shutil.rmtree(base)
     assert train(started(*counted, *STILL, start=base), run, device="cpu").finished
     (run / "target_counts.json").unlink()
     with pytest.raises(RunFolderError, match=r"target_counts\.json"):
-        load_translation(run, device="cpu")
+        load_translator(run, device="cpu")

@@ -43,7 +43,7 @@ def demo(
     """
     from drill import tasks
     from drill.data.text.catalog import check_corpus
-    from drill.language_modeling.run import load_run
+    from drill.language_modeling.run import load_language_model
     from drill.report import write_report
     from drill.report.analysis.comparison import RunComparison
     from drill.training.settings import recipe
@@ -72,7 +72,7 @@ def demo(
         if not outcome.finished or outcome.interrupted:
             note("stopped; all is saved, the same command resumes")
             raise Exit(130)
-        trained[name] = load_run(runs / name, device="cpu")
+        trained[name] = load_language_model(runs / name, device="cpu")
 
     note("reading the test books")
     found = RunComparison(EDGES, PROMPTS)

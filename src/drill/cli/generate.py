@@ -46,10 +46,10 @@ def generate(
     """Generate text with a language model, printed token by token."""
     from drill.language_modeling.generation import BETWEEN_SAMPLES
     from drill.language_modeling.generation import generate as generated
-    from drill.language_modeling.run import load_run
+    from drill.language_modeling.run import load_language_model
     from drill.language_modeling.scoring import read_as_unknown
 
-    loaded = load_run(run, weights, device)
+    loaded = load_language_model(run, weights, device)
     with as_settings_error():
         pieces = generated(
             loaded.model,
@@ -93,11 +93,11 @@ def score(
     be high: do not compare lines with different numbers of them. Unknown words are listed on
     standard error, and per line with --json.
     """
-    from drill.language_modeling.run import load_run
+    from drill.language_modeling.run import load_language_model
 
     if header and as_json:
         raise SettingsError("JSON lines have no columns; leave it out", key="--header")
-    loaded = load_run(run, weights, device)
+    loaded = load_language_model(run, weights, device)
     print_scores(loaded, file, as_json=as_json, words=words, header=header)
 
 

@@ -52,7 +52,7 @@ def translate(
     score and the text, separated by tabs. Lines from a pipe are translated as they come.
     """
     from drill.training.device import out_of_memory_hint
-    from drill.translation.run import load_translation
+    from drill.translation.run import load_translator
     from drill.translation.translate import translate_blocks
 
     if greedy and (sample or n_best > 1 or beam is not None or length_penalty is not None):
@@ -71,7 +71,7 @@ def translate(
             raise SettingsError("is for --sample; add that", key=f"--{name}")
     if greedy:
         beam, length_penalty = 1, 0.0
-    loaded = load_translation(run, weights, device)
+    loaded = load_translator(run, weights, device)
     memory = out_of_memory_hint(f"the search with {run}", "take a smaller --batch-tokens or --beam")
     searching = loaded.search(
         max(n_best, beam or loaded.settings.training["beam_size"]),
@@ -124,11 +124,11 @@ def export(
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
     from drill.translation.export_marian import export_marian
-    from drill.translation.run import load_translation
+    from drill.translation.run import load_translator
 
     if task_of(run) != TRANSLATION:
         raise SettingsError("is a language model; only translators can be exported", key=str(run))
-    loaded = load_translation(run, weights, "cpu")
+    loaded = load_translator(run, weights, "cpu")
     with as_settings_error():
         training = loaded.settings.training
         searched = {key: training[key] for key in ("beam_size", "length_penalty")}

@@ -64,9 +64,9 @@ def words(
         return
     if split is not None:
         raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
-    from drill.language_modeling.run import load_run
+    from drill.language_modeling.run import load_language_model
 
-    added = load_run(run, weights, device).add_words(new)
+    added = load_language_model(run, weights, device).add_words(new)
     if score is None and (as_json or not quiet):
         from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 

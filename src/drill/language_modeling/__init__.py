@@ -9,7 +9,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     Statistics,
     gradient_statistics,
 )
-from drill.language_modeling.evaluation.grid_search import Cell, Search
+from drill.language_modeling.evaluation.grid_search import Cell, GridSearch
 from drill.language_modeling.evaluation.perplexity import Perplexity, perplexity, token_losses
 from drill.language_modeling.scoring import Scored, score
 
@@ -18,7 +18,7 @@ __all__ = [
     "Cell",
     "Perplexity",
     "Scored",
-    "Search",
+    "GridSearch",
     "StaleStatistics",
     "Statistics",
     "cache_perplexity",

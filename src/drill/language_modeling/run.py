@@ -218,7 +218,7 @@ def vocabulary_of(run: RunFolder) -> Vocabulary:
     return load_vocabulary(run.vocabulary)
 
 
-def load_run(
+def load_language_model(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> LanguageModelRun:
     """The language model of a run in eval mode.
@@ -243,15 +243,15 @@ def start_language_model(
     run: RunFolder,
     optimizer: ScheduledOptimizer,
     device: torch.device,
-    processes: World,
+    world: World,
     data_progress: Any,
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a language model, read its text and build it."""
-    begun = check_resume(settings, run, warn=processes.is_main)
+    begun = check_resume(settings, run, warn=world.is_main)
     dry_run(settings, begun)
     if on_start is not None:
-        on_start(summary.run_summary(settings, run, device, processes))
+        on_start(summary.run_summary(settings, run, device, world))
     text, vocabulary = read_corpus(**settings.data, progress=data_progress)
     ids = text.encode(vocabulary, cache_folder())
     start = None if settings.init_from is None else RunFolder(settings.init_from)
@@ -279,7 +279,7 @@ def start_language_model(
         LanguageModelOptions(**settings.training),
         vocabulary=vocabulary,
         corpus=settings.data["corpus"],
-        world=processes,
+        world=world,
     )
     labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
     size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"

@@ -87,10 +87,10 @@ def translator(
         raise makes_no_model(settings, error) from None
 
 
-def dry_run(settings: Settings, processes: World, words: int) -> None:
+def dry_run(settings: Settings, world: World, words: int) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
-    batches_per_process(settings.training["gradient_accumulation_steps"], processes)
+    batches_per_process(settings.training["gradient_accumulation_steps"], world)
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
     check_optimizer(settings, model)

@@ -49,17 +49,17 @@ from drill.translation.train import TranslationTask
 from drill.translation.translate import Search
 
 
-def start_translation(
+def start_translator(
     settings: Settings,
     run: RunFolder,
     optimizer: ScheduledOptimizer,
     device: torch.device,
-    processes: World,
+    world: World,
     data_progress: Any,
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a translator, read its pairs and build it."""
-    begun = check_resume(settings, run, warn=processes.is_main)
+    begun = check_resume(settings, run, warn=world.is_main)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():
@@ -68,14 +68,14 @@ def start_translation(
     elif begun:
         subwords = Subwords.load(run.subwords)
     words = settings.subwords["size"] if subwords is None else len(subwords)
-    dry_run(settings, processes, words)
+    dry_run(settings, world, words)
     if on_start is not None:
-        on_start(run_summary(settings, run, device, processes))
-    if not processes.is_main:
-        processes.barrier()  # the first process learns and caches what the others read
+        on_start(run_summary(settings, run, device, world))
+    if not world.is_main:
+        world.barrier()  # the first process learns and caches what the others read
     data = pairs(settings, subwords, data_progress)
-    if processes.is_main:
-        processes.barrier()
+    if world.is_main:
+        world.barrier()
     torch.manual_seed(settings.training["seed"])
     counts: list[int] = target_counts(data.train, len(data.subwords)).tolist()
     if settings.init_from is not None and uses_counts(settings):
@@ -94,7 +94,7 @@ def start_translation(
         }
         remark = f"starts from the {info.weights} weights of {start.path}, with its subwords"
     options = TranslationOptions(**settings.training)
-    task = TranslationTask(model, data, run, optimizer, options, processes)
+    task = TranslationTask(model, data, run, optimizer, options, world)
 
     def save() -> None:
         data.subwords.save(run.subwords)
@@ -206,7 +206,7 @@ class TranslationRun:
             yield Search(beam_size=beam_size or given["beam_size"], autocast=autocast, **options)
 
 
-def load_translation(
+def load_translator(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> TranslationRun:
     """The translator of a run in eval mode.

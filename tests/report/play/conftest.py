@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from drill.report.play.answers import LanguageModelPlayer, TranslatorPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
-from drill.translation.run import load_translation
+from drill.translation.run import load_translator
 from tests import cli_translation_workspace, cli_workspace
 
 
@@ -33,7 +33,7 @@ def translator_workspace(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def models(workspace) -> list[LanguageModelPlayer]:
     return [
-        LanguageModelPlayer(name, load_run(workspace / "runs" / name, device="cpu"))
+        LanguageModelPlayer(name, load_language_model(workspace / "runs" / name, device="cpu"))
         for name in ("tied", "tiny")
     ]
 
@@ -56,7 +56,7 @@ def subword_workspace(tmp_path_factory) -> Path:
 def subword_models(subword_workspace) -> list[LanguageModelPlayer]:
     folder = subword_workspace / "runs/subwords"
     return [
-        LanguageModelPlayer(weights, load_run(folder, weights, "cpu"))
+        LanguageModelPlayer(weights, load_language_model(folder, weights, "cpu"))
         for weights in ("best", "last")
     ]
 
@@ -65,7 +65,7 @@ def subword_models(subword_workspace) -> list[LanguageModelPlayer]:
 def translators(translator_workspace) -> list[TranslatorPlayer]:
     return [
         TranslatorPlayer(
-            weights, load_translation(translator_workspace / "runs/tiny", weights, "cpu")
+            weights, load_translator(translator_workspace / "runs/tiny", weights, "cpu")
         )
         for weights in ("best", "last")
     ]

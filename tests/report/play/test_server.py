@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drill.language_modeling.run import load_run
+from drill.language_modeling.run import load_language_model
 from drill.report.play.answers import LanguageModelPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
@@ -184,7 +184,7 @@ def test_a_word_is_added_where_the_label_source_allows_it(models, workspace, tmp
     monkeypatch.setenv("DRILL_WORDNET", str(tiny_wordnet.write(tmp_path / "wordnet")))
     settings = recipe("tied.toml", ["training.epochs=1", "labels.source=gloss"])
     train(settings, tmp_path / "run", device="cpu", quiet=True)
-    described = LanguageModelPlayer("gloss", load_run(tmp_path / "run", device="cpu"))
+    described = LanguageModelPlayer("gloss", load_language_model(tmp_path / "run", device="cpu"))
     app = Server([models[0], described], []).app()
     client = TestClient(app, base_url=URL)
     assert [each["adds_words"] for each in client.get("/api/runs").json()["runs"]] == [False, True]

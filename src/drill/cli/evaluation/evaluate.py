@@ -82,7 +82,7 @@ def evaluate(
     if translator:
         from drill.cli.evaluation.translation import evaluate_translation
         from drill.translation.build import check_ready
-        from drill.translation.run import load_translation
+        from drill.translation.run import load_translator
 
         if (source is None) != (reference is None):
             raise SettingsError("are given together", key="--source and --reference")
@@ -90,7 +90,7 @@ def evaluate(
         check_ready(run, "evaluating", text=bands or source is None)
         with as_settings_error():
             evaluate_translation(
-                load_translation(run, weights, device),
+                load_translator(run, weights, device),
                 split or ("valid", "test"),
                 (source, reference) if source and reference else None,
                 beam_size=beam,
@@ -237,7 +237,7 @@ def cache(
     """
     from drill.cli.evaluation.language_model import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
-    from drill.language_modeling.evaluation.grid_search import Search
+    from drill.language_modeling.evaluation.grid_search import GridSearch
 
     _check_tuned(given(context), "theta", "lambda_")
     with as_settings_error():
@@ -257,7 +257,7 @@ def cache(
                     **fixed,
                     progress=progress,
                 )
-            tuned = Search([cell for cell in found.cells if cell.settings["lambda_"]]).best
+            tuned = GridSearch([cell for cell in found.cells if cell.settings["lambda_"]]).best
             mixture = {key: tuned.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lambda_']:g}")
             if tuned is not found.best:

@@ -24,7 +24,7 @@ from drill.errors import SettingsError
 from drill.files import digest, write_output
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, reading_order
-from drill.language_modeling.run import LanguageModelRun, load_run
+from drill.language_modeling.run import LanguageModelRun, load_language_model
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import TextBands, bands_table
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
@@ -106,7 +106,7 @@ def evaluation(
 ) -> Iterator[Evaluation]:
     """Load a run and its texts; kinds of ``CARRIES_STATE`` ask for an encoder that does."""
     options.check_one_text(split, text, "--text")
-    run = load_run(folder, weights, device)
+    run = load_language_model(folder, weights, device)
     if kind in CARRIES_STATE and not run.model.encoder.carries_state:
         raise SettingsError(
             f"{CARRIES_STATE[kind]} needs an encoder that carries a state from segment to segment",

@@ -33,7 +33,7 @@ def analyse(
     nearest labels, in the embedding E and in the output layer's g_out(E); and the rank of the
     log-probabilities. `drill report` can draw all but the last.
     """
-    from drill.language_modeling.run import load_run
+    from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
     from drill.report.results.runs import distinct_names
@@ -46,7 +46,7 @@ def analyse(
         raise SettingsError("analyse: a run is named twice")
     names = distinct_names(folders)
     found = RunComparison(words=word or (), say=note)
-    loaded = {names[folder]: load_run(folder, device=device) for folder in folders}
+    loaded = {names[folder]: load_language_model(folder, device=device) for folder in folders}
     for name, run in loaded.items():
         found.add(name, run)
     if not as_json:

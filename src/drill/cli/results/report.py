@@ -43,7 +43,7 @@ def report(
     test loss by word frequency, also relative to the first run on the same text, calibration, and
     norms and neighbours of labels; or for translators the accuracy of words.
     """
-    from drill.language_modeling.run import load_run
+    from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison, check_same_search, stored_bands
     from drill.report.page.page import check_replaceable, markdown, write_report
     from drill.report.results.ledger import read as read_ledger
@@ -51,7 +51,7 @@ def report(
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
     from drill.translation.build import check_ready
-    from drill.translation.run import load_translation
+    from drill.translation.run import load_translator
 
     folders = _run_folders(runs or [])
     if out.is_dir():
@@ -80,11 +80,11 @@ def report(
                         key="--samples",
                     )
                 check_ready(folder, "--bands of", scores=False)
-                run = load_translation(folder, device=device)
+                run = load_translator(folder, device=device)
                 for kind, each in stored_bands(run, display.note).items():
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
-                found.add(names[folder], load_run(folder, device=device), bands, samples)
+                found.add(names[folder], load_language_model(folder, device=device), bands, samples)
     verb = "replaced" if out.is_file() else "wrote"
     page = write_report(
         folders,

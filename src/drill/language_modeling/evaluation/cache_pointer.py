@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drill.data import evaluation_segments, inputs_and_targets
 from drill.errors import check_value
-from drill.language_modeling.evaluation.grid_search import Cell, Search
+from drill.language_modeling.evaluation.grid_search import Cell, GridSearch
 from drill.language_modeling.evaluation.perplexity import (
     OnProgress,
     Perplexity,
@@ -88,7 +88,7 @@ def cache_search(
     limit: int | None = None,
     autocast: torch.dtype | None = None,
     progress: OnProgress | None = None,
-) -> Search:
+) -> GridSearch:
     """Every theta with every lambda on a validation text, which is read once for all.
 
     best = cache_search(model, valid, window=500).best
@@ -124,7 +124,7 @@ def cache_search(
             nll = _mixed(vocabulary, pointer, lambda_, skipped).sum().item()
             result = Perplexity(nll, len(data) - 1, 1) if math.isfinite(nll) else None
             cells.append(Cell({"theta": theta, "lambda_": lambda_}, result))
-    return Search(cells)
+    return GridSearch(cells)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     checked_parameters,
     text_fingerprint,
 )
-from drill.language_modeling.evaluation.grid_search import Cell, GridPoint, Search, run_grid
+from drill.language_modeling.evaluation.grid_search import Cell, GridPoint, GridSearch, run_grid
 from drill.language_modeling.evaluation.perplexity import (
     OnProgress,
     Perplexity,
@@ -133,7 +133,7 @@ def dynamic_search(
     file: Path | str | None = None,
     progress: OnProgress | None = None,
     report: Callable[[Cell], None] | None = None,
-) -> Search:
+) -> GridSearch:
     """Every lr with every decay on a validation text; never give it the test text.
 
         best = dynamic_search(model, valid, statistics, file="search.json").best

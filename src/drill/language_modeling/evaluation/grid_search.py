@@ -26,7 +26,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Search:
+class GridSearch:
     """Every cell of a grid, in the order of the grid."""
 
     cells: list[Cell]
@@ -51,7 +51,7 @@ def run_grid(
     file: Path | str | None,
     progress: OnProgress | None,
     report: Callable[[Cell], None] | None,
-) -> Search:
+) -> GridSearch:
     """Evaluate every point whose result is not yet in ``file`` under ``key``.
 
     ``key`` names all else that the results depend on: weights, text and so on; a file can have the
@@ -85,7 +85,7 @@ def run_grid(
         cells.append(Cell(point, result))
         if report is not None:
             report(cells[-1])
-    return Search(cells)
+    return GridSearch(cells)
 
 
 def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any] | None]]:

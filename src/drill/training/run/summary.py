@@ -19,10 +19,10 @@ from drill.training.settings import INNER, Settings
 FEW_STEPS = 100  # with fewer a model learns next to nothing
 
 
-def run_summary(settings: Settings, run: RunFolder, device: torch.device, processes: World) -> str:
+def run_summary(settings: Settings, run: RunFolder, device: torch.device, world: World) -> str:
     """Two lines, before a text is read: recipe, folder and output layer; device and precision."""
     precision = resolve_precision(settings.training["precision"], device)
-    several = f"{processes.size} processes, " if processes.size > 1 else ""
+    several = f"{world.size} processes, " if world.size > 1 else ""
     verb = "resuming" if run.last.exists() else "training"
     if has_ended(run, settings):
         verb = "already trained:"

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.lstm.persistent.recurrence import Prepared
+from drill.kernels.lstm.persistent.recurrence import ForwardInputs
 from drill.kernels.lstm.weights import Gradients, Weights
 
 UNITS, COLUMNS = 16, 64  # of a tile of weights, with the four gates of each unit
@@ -35,14 +35,14 @@ def prepare(
     seed: Tensor | None,  # (1,), int64; where something is dropped
     transposed: bool,
     stream: torch.cuda.Stream | None = None,
-) -> Prepared:
+) -> ForwardInputs:
     """On this stream, in memory of the current one; the caller has them wait for one another."""
     batch, hidden = h0.shape
     w_ih, w_hh, b_ih, b_hh = weights
     half: dict[str, Any] = {"dtype": torch.bfloat16, "device": w_hh.device}
     wide: dict[str, Any] = {"dtype": torch.float32, "device": w_hh.device}
     exchange = torch.empty(steps * batch * padded + 2 * flags, **half)
-    made = Prepared(
+    made = ForwardInputs(
         torch.empty(4 * padded, width, **half),
         torch.empty(4 * padded, padded, **half),
         torch.empty(padded, 4 * padded, **half) if transposed else None,

@@ -117,7 +117,7 @@ def fit_together(one: Layout, other: Layout, device: torch.device) -> bool:
     )
 
 
-class Prepared(NamedTuple):
+class ForwardInputs(NamedTuple):
     """The inputs of a forward recurrence; p is the padded hidden size."""
 
     w_ih: Tensor  # (4p, width)
@@ -132,7 +132,7 @@ class Prepared(NamedTuple):
     flags: Tensor  # int32, marks too
 
 
-def run_forward(shape: Shape, made: Prepared, gates: Tensor, span: Span) -> None:
+def run_forward(shape: Shape, made: ForwardInputs, gates: Tensor, span: Span) -> None:
     """Write h and c of these steps, and put activations in place of what the inputs gave.
 
     gates (T B, 4p), by unit, then by gate

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from drill.kernels.lstm.persistent.layout import Layout, cut
 from drill.kernels.lstm.persistent.recurrence import (
-    Prepared,
+    ForwardInputs,
     Span,
     can_interleave,
     layout_on,
@@ -59,7 +59,7 @@ class ForwardPass:
         self.seeds = _seeds(len(layers), x.device) if drop > 0.0 else [None for _ in layers]
         self.masks: list[Tensor | None] = [None] * len(layers)
         self.ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
-        self.made: list[Prepared] = []
+        self.made: list[ForwardInputs] = []
         self.saved: list[SavedLayer] = []
         self.interleave = can_interleave(self.layouts, x)
         self.loads = loads_pieces("forward", self.layouts, x)
@@ -109,7 +109,7 @@ class ForwardPass:
                         self._end(i + 1)
             self._end(count - 1 - self.interleave)
 
-    def _prepared(self, i: int, stream: torch.cuda.Stream) -> Prepared:
+    def _prepared(self, i: int, stream: torch.cuda.Stream) -> ForwardInputs:
         from drill.kernels.lstm.persistent.pack_weights import prepare
 
         rows, layer, layout = cut(self.batch), self.layers[i], self.layouts[i]
