@@ -17,9 +17,9 @@ TOKENS = (1, 64)
 
 def variants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
     tokens, labels, width = setting.size
-    place = {"device": setting.device, "dtype": setting.param_dtype}
-    hidden = torch.randn(tokens, width, **place)
-    embedding = nn.Embedding(labels, width, **place)
+    factory = {"device": setting.device, "dtype": setting.param_dtype}
+    hidden = torch.randn(tokens, width, **factory)
+    embedding = nn.Embedding(labels, width, **factory)
 
     def layer() -> DeepResidual:
         with torch.device(setting.device):
@@ -38,7 +38,7 @@ def variants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
         return run(own.logits)
 
     return {
-        "nn.Linear": lambda: run(nn.Linear(width, labels, **place)),
+        "nn.Linear": lambda: run(nn.Linear(width, labels, **factory)),
         "deep-residual 4, folded": lambda: run(layer().fold()),
         CACHED: cached,
         "deep-residual 4, as trained": lambda: run(layer().logits),

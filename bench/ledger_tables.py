@@ -239,13 +239,13 @@ def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:
     Nats per token, mean over seeds and each of them, in validation and in training.
     """
 
-    def losses(row: Row, place: int) -> dict[int, float]:
-        found = ((each[0], each[place]) for each in row.validations if len(each) > place)
+    def losses(row: Row, column: int) -> dict[int, float]:
+        found = ((each[0], each[column]) for each in row.validations if len(each) > column)
         return {int(step): math.log(value) for step, value in found if step and value}
 
-    def gap(name: str, step: int, place: int) -> str:
-        tied = {row.seed: losses(row, place).get(step) for row in layers[BASE]}
-        pairs = [(losses(row, place).get(step), tied.get(row.seed)) for row in layers[name]]
+    def gap(name: str, step: int, column: int) -> str:
+        tied = {row.seed: losses(row, column).get(step) for row in layers[BASE]}
+        pairs = [(losses(row, column).get(step), tied.get(row.seed)) for row in layers[name]]
         found = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
         each = ", ".join(f"{value:+.3f}" for value in found)
         return f"{mean(found):+.3f} ({each})" if found else ""
@@ -257,7 +257,7 @@ def loss_gaps(corpus: str, layers: Layers) -> Iterator[str]:
     texts = {"validation": 1, "training": 2}
     lines = [[f"{corpus}, step", *(f"{name}, {text}" for name in others for text in texts)]]
     for step in common:
-        gaps = (gap(name, step, place) for name in others for place in texts.values())
+        gaps = (gap(name, step, column) for name in others for column in texts.values())
         lines.append([f"{step:,}", *gaps])
     yield from ("", f"Loss of {corpus} over that of tied weights, nats per token:", "")
     yield from markdown_table(lines, "r")

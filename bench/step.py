@@ -1,6 +1,6 @@
 """What does a whole training step of a language model cost? Ours against plain PyTorch.
 
-Sizes, dropouts, losses and optimiser are those of the recipes. The plain models are what one writes
+Sizes, dropouts, losses and optimizer are those of the recipes. The plain models are what one writes
 by hand: nn.Embedding, nn.LSTM, F.linear and F.cross_entropy, with tied weights and with the maps of
 the paper's layer. All read the same batch and take the same step, theirs by torch's own
 optimizer. On a GPU ours come twice: launched, and replayed as `drill train` does.
@@ -199,7 +199,7 @@ def main() -> None:
     report = Report("step", args)
     # Parameters are float32 in training.
     for setting in settings(args, tuple(RECIPES), on_cuda=("tf32", "autocast")):
-        # A step of an optimiser is no CUDA graph as it is.
+        # A step of an optimizer is no CUDA graph as it is.
         results = measure(variants(setting), args, no_graph=("plain", "drill"))
         for name, row in results.items():
             kind = name.removeprefix("drill ").removesuffix(", replayed")

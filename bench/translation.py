@@ -191,7 +191,7 @@ def main() -> None:
     options.add_argument("--task", nargs="+", choices=TASKS, default=TASKS, help="default: both")
     args = options.parse_args()
     rounds = (5, 100)
-    every = (BASE, "drill")  # not captured as they are: an optimiser counts its steps on the host
+    every = (BASE, "drill")  # not captured as they are: an optimizer counts its steps on the host
     report = Report("translation", args)
     for setting in settings(args, NAMES, on_cuda=["autocast"]):
         if "training" in args.task:

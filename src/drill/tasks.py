@@ -67,19 +67,19 @@ def train(
     """
     if isinstance(settings, str):
         settings = recipe(settings)
-    place = pick_device(device)
+    device = pick_device(device)
     if progress is None and on_start is None and not quiet:
         lines = ProgressLines()
         progress, on_start = lines.show, lines.say
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     run = RunFolder(folder)
     start_task = start_translator if settings.task == TRANSLATION else start_language_model
-    with init_distributed(place) as world:
+    with init_distributed(device) as world:
         if not world.is_main:
             data_progress = on_start = None
         with run.locked() if world.is_main else nullcontext():
-            given = (settings, run, build_optimizer(settings), place, world)
+            given = (settings, run, build_optimizer(settings), device, world)
             start = start_task(*given, data_progress, on_start)
             record_start(start, settings)
             if on_start is not None:

@@ -48,7 +48,7 @@ def test_a_line_has_what_is_known(clock, capsys):
         assert capsys.readouterr().err == "epoch 1   60%  100 tokens/s  0:09 left\n"
 
 
-def test_the_time_left_is_told_after_a_short_first_epoch(clock, capsys):
+def test_the_time_left_is_shown_after_a_short_first_epoch(clock, capsys):
     with display.TrainingDisplay() as shown:
         for now in range(5):
             clock[0] = float(now)

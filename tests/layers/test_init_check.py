@@ -22,9 +22,9 @@ WIDTH = 128
 MESSAGE = r"uniform_\(embedding\.weight, -0\.1"
 
 
-def words(width: int = WIDTH, std: float = 1.0, **place: object) -> nn.Embedding:
+def words(width: int = WIDTH, std: float = 1.0, **factory: object) -> nn.Embedding:
     torch.manual_seed(0)
-    embedding = nn.Embedding(500, width, **place)
+    embedding = nn.Embedding(500, width, **factory)
     nn.init.normal_(embedding.weight, std=std)
     return embedding
 

@@ -21,8 +21,8 @@ class Adapter(nn.Linear):
 )
 def test_only_a_linear_part_that_has_to_be_called_reads_dropped_labels(kind, monkeypatch):
     dtype = torch.bfloat16 if kind == "half precision" else torch.float32
-    place = {"device": torch.device("cpu"), "dtype": dtype}
-    f = LabelMap(D_IN, D_OUT, MapOptions("a test", "tanh", 0.4, True, "input", 0.5, True, place))
+    factory = {"device": torch.device("cpu"), "dtype": dtype}
+    f = LabelMap(D_IN, D_OUT, MapOptions("a test", "tanh", 0.4, True, "input", 0.5, True, factory))
     mask = (torch.arange(D_IN) % 3 != 0)[None] / 0.6
     if kind == "adapter":
         f.linear = Adapter(D_IN, D_OUT)

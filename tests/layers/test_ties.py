@@ -88,7 +88,7 @@ def test_new_labels_start_at_the_mean_or_at_the_given_vectors(name):
 
 @pytest.mark.parametrize("size", [V - 3, V + 4])
 @one_of_each_layer
-def test_training_goes_on_after_resizing_though_an_old_graph_lives(name, size):
+def test_training_goes_on_after_resizing_while_an_old_graph_exists(name, size):
     built = model(name, torch.float64)
     layer = built.layer
     hidden, _ = batch(layer, 8)
@@ -98,13 +98,13 @@ def test_training_goes_on_after_resizing_though_an_old_graph_lives(name, size):
     old.backward(retain_graph=True)
     resize(layer, size)
     assert all(p.grad is None or p.grad.shape == p.shape for p in layer.parameters())
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     losses = []
     for _ in range(8):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = layer.nll(hidden, targets)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert old.isfinite()

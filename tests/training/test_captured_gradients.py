@@ -1,4 +1,4 @@
-"""Gradients by replays: the same as by backward(), whatever the optimiser does with them."""
+"""Gradients by replays: the same as by backward(), whatever the optimizer does with them."""
 
 import pytest
 import torch

@@ -100,7 +100,7 @@ def test_lines_are_counted_before_every_search_of_several(data, model, monkeypat
     real, events = getattr(module, name), []
 
     def searched(model, head, batch, *rest):
-        events.append(f"{len(batch.places)} searched")
+        events.append(f"{len(batch.indices)} searched")
         return real(model, head, batch, *rest)
 
     monkeypatch.setattr(module, name, searched)

@@ -80,13 +80,13 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     found: dict[Path, Path] = {path.resolve(): path for path in folders}
     names = distinct_names(list(found))
     players: list[Player] = []
-    for place, path in found.items():
+    for resolved, path in found.items():
         echo(f"loading {path}", err=True)
         run = load(path, weights, device)
         if isinstance(run, LanguageModelRun):
-            players.append(LanguageModelPlayer(names[place], run))
+            players.append(LanguageModelPlayer(names[resolved], run))
         else:
-            players.append(TranslatorPlayer(names[place], run))
+            players.append(TranslatorPlayer(names[resolved], run))
         if players[-1].task != players[0].task:
             raise SettingsError(
                 f"is a {players[-1].task} and {players[0].name} a {players[0].task}",

@@ -261,7 +261,8 @@ def start_language_model(
     else:
         known = vocabulary_of(earlier)  # with the descriptions it was trained with
         if known != vocabulary:
-            hint = "the text has changed: train under another name" if begun else "start elsewhere"
+            other = "set init_from to a run of this corpus, or leave it out"
+            hint = "the text has changed: train under another name" if begun else other
             raise DataError(
                 f"{earlier.path}: was trained with another vocabulary than that of "
                 f"{settings.data['corpus']}; {hint}"

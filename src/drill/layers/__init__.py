@@ -6,7 +6,7 @@ from drill.layers.deep_residual import DeepResidual
 from drill.layers.dual import DualNonlinear
 from drill.layers.feature_bags import FeatureBags
 from drill.layers.label_cache import StaleLabels
-from drill.layers.label_source import Descriptions, LabelSource, placement
+from drill.layers.label_source import Descriptions, LabelSource, factory_kwargs
 from drill.layers.softmax import FullSoftmax, TiedSoftmax
 from drill.layers.wrappers.adaptive import AdaptiveSoftmax
 from drill.layers.wrappers.base import WrappingLayer
@@ -56,5 +56,5 @@ __all__ = [
     "StaleLabels",
     "TiedSoftmax",
     "WrappingLayer",
-    "placement",
+    "factory_kwargs",
 ]

@@ -39,9 +39,9 @@ from drill.layers.label_cache import LabelCache, SharedLabels, call_in_eval_mode
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
+    factory_kwargs,
     label_count,
     label_vectors,
-    placement,
     refill,
     resize_rows,
 )
@@ -274,7 +274,7 @@ class MatrixLayer(OutputLayer):
         self.embedding = embedding
         self.hidden_size = hidden_size
         self.joint_size = joint_size
-        zeros = torch.zeros(label_count(embedding), **placement(embedding))
+        zeros = torch.zeros(label_count(embedding), **factory_kwargs(embedding))
         self.bias = nn.Parameter(zeros) if check_bool(type(self).__name__, "bias", bias) else None
         self._cache: LabelCache[Tensor] = LabelCache()
 
@@ -365,7 +365,7 @@ class MatrixLayer(OutputLayer):
         """Grow or shrink to ``new_size`` labels, in place.
 
         New rows are ``vectors`` (new, d) or the mean of the old ones; new bias entries are the
-        mean of the old ones. The Parameter objects stay the same, so ties survive; build optimisers
+        mean of the old ones. The Parameter objects stay the same, so ties survive; build optimizers
         after resizing, because their state has the old size.
         """
         if self._cache.block is not None:
@@ -399,7 +399,7 @@ class MatrixLayer(OutputLayer):
             optimizer.step()  # after the block: the labels have no gradient before
 
         The gradients of the micro-batches are summed in float32 and share one dropout mask. An
-        optimiser step inside raises StaleLabels, and so does a parameter, setting or mode that
+        optimizer step inside raises StaleLabels, and so does a parameter, setting or mode that
         changes; writes through ``.data`` or NumPy are not noticed.
         """
         shared = SharedLabels(self, self.labels())
@@ -418,7 +418,7 @@ class MatrixLayer(OutputLayer):
 
     def loss_kernel_summary(self, tokens: int, labels: int) -> str:
         """Which kernels compute ``nll`` of so many tokens and labels, and why."""
-        like = torch.empty(0, **placement(self.embedding))
+        like = torch.empty(0, **factory_kwargs(self.embedding))
         choice = choose(tokens, labels, compute_dtype(like), like.device)
         return f"loss {choice.impl} ({choice.reason})"
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_integer, same_width
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.label_source import LabelSource, label_width, placement
+from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 
 class Bilinear(MatrixLayer):
@@ -48,8 +48,10 @@ class Bilinear(MatrixLayer):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.residual = residual
-        place = placement(embedding)
-        options = MapOptions(name, "none", dropout, locked, dropout_at, init_range, map_bias, place)
+        factory = factory_kwargs(embedding)
+        options = MapOptions(
+            name, "none", dropout, locked, dropout_at, init_range, map_bias, factory
+        )
         self.label_map = LabelMap(d, d_h, options)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:

@@ -36,7 +36,7 @@ from drill.layers import (
     SigSoftmax,
     SoftcappedSoftmax,
     TiedSoftmax,
-    placement,
+    factory_kwargs,
 )
 
 # name -> (g_out(E), g_in(h)), the maps of labels and contexts in the paper's symbols
@@ -71,7 +71,7 @@ def cost(layer: OutputLayer, tokens: int) -> Cost:
     matrix = cast(MatrixLayer, layer.matrix)
     if isinstance(matrix, DeepResidual):
         matrix.impl = "reference"  # the products are the same, and the meta device has no Triton
-    dtype = placement(matrix.embedding)["dtype"]
+    dtype = factory_kwargs(matrix.embedding)["dtype"]
     hidden = torch.empty(tokens, layer.hidden_size, dtype=dtype, device="meta", requires_grad=True)
     targets = torch.empty(tokens, dtype=torch.long, device="meta")
     try:

@@ -44,10 +44,10 @@ from drill.layers.label_map import LabelMap, MapOptions
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
+    factory_kwargs,
     label_count,
     label_vectors,
     label_width,
-    placement,
 )
 
 SIDES = ("output", "input", "both")
@@ -151,7 +151,7 @@ class DeepResidual(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         depth = check_integer(name, "depth", depth, minimum=0)
-        place = placement(embedding)
+        place = factory_kwargs(embedding)
         options = MapOptions(
             name, activation, dropout, locked, dropout_at, init_range, map_bias, place, norm, block
         )
@@ -218,7 +218,7 @@ class DeepResidual(MatrixLayer):
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids (...) -> rows of ``input_weight`` (..., d), in the dtype of E."""
-        return F.embedding(ids, self.input_weight).to(placement(self.embedding)["dtype"])
+        return F.embedding(ids, self.input_weight).to(factory_kwargs(self.embedding)["dtype"])
 
     def _encoded(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         """g(E), (V, d_h), or those of ``rows``."""
@@ -256,7 +256,7 @@ class DeepResidual(MatrixLayer):
     def label_kernel_summary(self) -> list[str]:
         if self.depth == 0:
             return []
-        E = torch.empty((0, self.embedding.embedding_dim), **placement(self.embedding))
+        E = torch.empty((0, self.embedding.embedding_dim), **factory_kwargs(self.embedding))
         impl, reason = resolve_encoder(E, self.maps, self.hidden_size, self.impl, self._unfused)
         return [f"labels {impl} ({reason})"]
 

@@ -9,7 +9,7 @@ from drill.kernels.loss.checks import check_operand
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_integer, same_width
 from drill.layers.label_map import LabelMap, MapOptions
-from drill.layers.label_source import LabelSource, label_width, placement
+from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 
 class DualNonlinear(MatrixLayer):
@@ -56,9 +56,9 @@ class DualNonlinear(MatrixLayer):
             same_width(name, "joint_size", k, "hidden_size", d_h)
         super().__init__(embedding, d_h, bias, joint_size=k)
         self.residual = residual
-        place = placement(embedding)
+        factory = factory_kwargs(embedding)
         options = MapOptions(
-            name, activation, dropout, locked, dropout_at, init_range, map_bias, place
+            name, activation, dropout, locked, dropout_at, init_range, map_bias, factory
         )
         self.label_map = LabelMap(d, k, options)
         # Without dropout: the model's encoder has its own.

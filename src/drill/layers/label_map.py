@@ -20,7 +20,7 @@ from drill.layers.checks import (
     one_of,
     only_weights_count,
 )
-from drill.layers.label_source import Placement
+from drill.layers.label_source import FactoryKwargs
 
 DROPOUT_PLACES = ("input", "output")
 NORMS = ("none", "rms")
@@ -39,7 +39,7 @@ class MapOptions:
     dropout_at: str
     init_range: float
     bias: bool
-    place: Placement
+    factory_kwargs: FactoryKwargs
     norm: str = "none"
     block: str = "map"
 
@@ -69,13 +69,13 @@ class LabelMap(nn.Module):
         self.locked = options.locked
         self.norm = options.norm
         self.block = options.block
-        self.linear = nn.Linear(d_in, d_out, bias=options.bias, **options.place)
+        self.linear = nn.Linear(d_in, d_out, bias=options.bias, **options.factory_kwargs)
         nn.init.uniform_(self.linear.weight, -options.init_range, options.init_range)
         if options.bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
         self.output: nn.Linear | None = None
         if options.block == "mlp":  # without a bias, which softmax or the next map's would absorb
-            self.output = nn.Linear(d_out, d_out, bias=False, **options.place)
+            self.output = nn.Linear(d_out, d_out, bias=False, **options.factory_kwargs)
             nn.init.uniform_(self.output.weight, -options.init_range, options.init_range)
 
     def draw_mask(self, X: Tensor) -> Tensor | None:

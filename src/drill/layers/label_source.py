@@ -89,12 +89,12 @@ def label_width(name: str, source: Any) -> int:
     return source.embedding_dim
 
 
-class Placement(TypedDict):
+class FactoryKwargs(TypedDict):
     device: torch.device | None
     dtype: torch.dtype | None
 
 
-def placement(source: nn.Embedding | LabelSource) -> Placement:
+def factory_kwargs(source: nn.Embedding | LabelSource) -> FactoryKwargs:
     """Where and in what precision a layer over these label vectors makes its parameters.
 
     Args:
@@ -106,8 +106,8 @@ def placement(source: nn.Embedding | LabelSource) -> Placement:
     floats = (p for p in cast(nn.Module, source).parameters() if p.is_floating_point())
     first = next(floats, None)
     if first is None:
-        return Placement(device=None, dtype=None)
-    return Placement(device=first.device, dtype=first.dtype)
+        return FactoryKwargs(device=None, dtype=None)
+    return FactoryKwargs(device=first.device, dtype=first.dtype)
 
 
 def label_count(source: nn.Embedding | LabelSource) -> int:
@@ -131,7 +131,7 @@ def checked_rows(
     shape = tuple(rows.shape)
     require(whole, name, "rows", "whole numbers", rows.dtype, TypeError)
     require(len(shape) == 1, name, "rows", "of shape (R,)", shape, TypeError)
-    device = placement(source)["device"]
+    device = factory_kwargs(source)["device"]
     if device is not None and rows.device != device:
         raise ValueError(
             f"{name}: rows are on {rows.device} but the label vectors on {device}; "

@@ -6,7 +6,13 @@ from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_integer, init_uniform
-from drill.layers.label_source import LabelSource, Placement, label_count, label_width, placement
+from drill.layers.label_source import (
+    FactoryKwargs,
+    LabelSource,
+    factory_kwargs,
+    label_count,
+    label_width,
+)
 
 
 class FullSoftmax(MatrixLayer):
@@ -29,7 +35,7 @@ class FullSoftmax(MatrixLayer):
         bias: bool = True,
         init_range: float = 0.1,
     ) -> None:
-        place = Placement(device=None, dtype=None)
+        factory = FactoryKwargs(device=None, dtype=None)
         if isinstance(embedding, int | Integral):
             if hidden_size is None:
                 raise ValueError("FullSoftmax: hidden_size is required with a number of labels")
@@ -37,10 +43,10 @@ class FullSoftmax(MatrixLayer):
         else:
             width = label_width("FullSoftmax", embedding)
             labels = label_count(embedding)
-            place = placement(embedding)
+            factory = factory_kwargs(embedding)
             hidden_size = width if hidden_size is None else hidden_size
         hidden_size = check_integer("FullSoftmax", "hidden_size", hidden_size)
-        own = nn.Embedding(labels, hidden_size, **place)
+        own = nn.Embedding(labels, hidden_size, **factory)
         init_uniform("FullSoftmax", "init_range", init_range, [own.weight])
         super().__init__(own, hidden_size, bias, joint_size=hidden_size)
 

@@ -36,7 +36,7 @@ from drill.layers.checks import (
     init_uniform,
     restored_modes,
 )
-from drill.layers.label_source import LabelSource, label_count, label_width, placement
+from drill.layers.label_source import LabelSource, factory_kwargs, label_count, label_width
 from drill.models.encoder import Encoded, Encoder, State
 
 Masks = Literal["locked", "variational", "standard"]
@@ -119,7 +119,7 @@ class AwdLstm(Encoder):
         one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
-        like, widths = placement(embedding), zip([d, *sizes], sizes, strict=False)
+        like, widths = factory_kwargs(embedding), zip([d, *sizes], sizes, strict=False)
         lstms = [nn.LSTM(i, o, **like) for i, o in widths]
         self.lstms = cast(Sequence[nn.LSTM], nn.ModuleList(lstms))
         self.projection: nn.Linear | None = None

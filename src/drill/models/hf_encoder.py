@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from drill.errors import invalid, require
 from drill.layers.checks import check_fraction, check_integer, check_positive, restored_modes
-from drill.layers.label_source import LabelSource, label_width, placement
+from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 from drill.models.encoder import Encoded, Encoder, State
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "residual_dropout")
@@ -80,7 +80,7 @@ class HfEncoder(Encoder):
             rotary_dim=d // heads,
             max_position_embeddings=context_length,
             initializer_range=init_std,
-        ).to(**placement(embedding))
+        ).to(**factory_kwargs(embedding))
 
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output (T, B, d): a window, or what follows the text of a reading state."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.loss.nll import nll
-from drill.layers.label_source import LabelSource, label_count, label_vectors, placement
+from drill.layers.label_source import LabelSource, factory_kwargs, label_count, label_vectors
 
 
 class PastDecode(nn.Module):
@@ -23,8 +23,8 @@ class PastDecode(nn.Module):
         super().__init__()
         self.embedding = embedding
         width = embedding.embedding_dim
-        self.map = nn.Linear(width, width, **placement(embedding))
-        self.bias = nn.Parameter(torch.zeros(label_count(embedding), **placement(embedding)))
+        self.map = nn.Linear(width, width, **factory_kwargs(embedding))
+        self.bias = nn.Parameter(torch.zeros(label_count(embedding), **factory_kwargs(embedding)))
 
     def forward(
         self,

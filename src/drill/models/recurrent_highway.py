@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import check_fraction, check_integer, init_uniform
-from drill.layers.label_source import LabelSource, label_count, label_width, placement
+from drill.layers.label_source import LabelSource, factory_kwargs, label_count, label_width
 from drill.models.awd_lstm import locked_dropout, sequence_row_dropout
 from drill.models.encoder import Encoded, Encoder, State
 
@@ -64,7 +64,7 @@ class RecurrentHighway(Encoder):
         self.dropout_state = check_fraction(name, "dropout_state", dropout_state)
         self.dropout_output = check_fraction(name, "dropout_output", dropout_output)
         self._cell: Callable[..., tuple[Tensor, Tensor]] = highway_cell
-        like = placement(embedding)
+        like = factory_kwargs(embedding)
         self.input = nn.Linear(d, 2 * H, bias=False, **like)
         highways = [nn.Linear(H, 2 * H, **like) for _ in range(check_integer(name, "depth", depth))]
         self.highways = cast(Sequence[nn.Linear], nn.ModuleList(highways))

@@ -64,12 +64,12 @@ def measured() -> dict[str, Measured]:
     return {name: Measured(**row) for name, row in json.loads(text).items()}
 
 
-def read(name: str, place: Path = Path(), under: tuple[str, ...] = ()) -> Table:
+def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table:
     """The tables of a recipe by name or of a ``.toml`` file, on top of those of its base.
 
-    A file is looked for in ``place``; ``under`` are the recipes that start from this one.
+    A file is looked for in ``folder``; ``under`` are the recipes that start from this one.
     """
-    path = place / name
+    path = folder / name
     if name.endswith(".toml"):
         tables, label = parsed(path), str(path.resolve())
     elif name in _shipped():
@@ -113,11 +113,11 @@ def parsed(path: Path) -> Table:
     return _parsed(raw, str(path))
 
 
-def _parsed(raw: bytes, place: str) -> Table:
+def _parsed(raw: bytes, origin: str) -> Table:
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: the bytes, the text or a number
-        raise SettingsError(f"{place}: is not TOML ({error}); fix that line") from None
+        raise SettingsError(f"{origin}: is not TOML ({error}); fix that line") from None
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:

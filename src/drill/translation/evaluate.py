@@ -175,7 +175,7 @@ def save_hypotheses(
 def read_decoding_info(folder: RunFolder, split: str, language: str) -> DecodingInfo | None:
     """How the saved translations were made; None if unknown.
 
-    The checksum tells translations from those of a run that was killed between the two files.
+    The checksum differs for translations of a run that was killed between the two files.
     """
     path = folder.hypotheses_made(split, language)
     if not path.exists():

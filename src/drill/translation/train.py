@@ -50,7 +50,7 @@ from drill.translation.translate import Search
 logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)
 
-RESUMES = "the same command goes on from its last checkpoint"
+RESUMES = "the same command resumes from its last checkpoint"
 TESTS_AGAIN = "the same command tests them again"
 
 

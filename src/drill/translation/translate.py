@@ -138,29 +138,29 @@ def translate_blocks(
             work = partial(_searched, model, list(sources.values()), search, head, searched, count)
             found, tokens = within_memory(work, tokens, 1, "subwords; set a smaller batch_tokens")
             translations: list[list[Translation]] = [[EMPTY] for _ in block]
-            for place, hypotheses in zip(sources, found, strict=True):
-                translations[place] = []
+            for index, hypotheses in zip(sources, found, strict=True):
+                translations[index] = []
                 for each in hypotheses:
                     # A model may generate any byte, also line breaks.
                     text = subwords.decode(each.ids).replace("\r", " ").replace("\n", " ")
-                    translations[place].append(Translation(text, each.score, each.log_prob))
+                    translations[index].append(Translation(text, each.score, each.log_prob))
             yield translations
             read, searched = read + len(block), searched + len(sources)
 
 
 def _sources(subwords: Subwords, lines: list[str], most: int, read: int) -> dict[int, list[int]]:
-    """Ids by place, of lines with words; ``read`` lines came before."""
-    places = [place for place, line in enumerate(lines) if line.strip()]
-    encoded = subwords.encode_lines([lines[place] for place in places])
-    for place, ids in zip(places, encoded, strict=True):
+    """Ids by index, of lines with words; ``read`` lines came before."""
+    indices = [index for index, line in enumerate(lines) if line.strip()]
+    encoded = subwords.encode_lines([lines[index] for index in indices])
+    for index, ids in zip(indices, encoded, strict=True):
         if len(ids) > most:
             logger.warning(
                 "line %d has %d subwords, of which the first %d are read",
-                read + place + 1,
+                read + index + 1,
                 len(ids),
                 most,
             )
-    return {place: [*ids[:most], END] for place, ids in zip(places, encoded, strict=True)}
+    return {index: [*ids[:most], END] for index, ids in zip(indices, encoded, strict=True)}
 
 
 def _searched(

@@ -1,4 +1,4 @@
-"""A step of SGD in two launches against the same step of torch's optimisers."""
+"""A step of SGD in two launches against the same step of torch's optimizers."""
 
 from types import SimpleNamespace
 
@@ -81,7 +81,7 @@ def test_kernels_that_do_not_compile_are_no_step(compiles, monkeypatch):
     module._not_compiled.cache_clear()
 
 
-def test_without_nvrtc_the_optimiser_of_torch_steps(monkeypatch):
+def test_without_nvrtc_the_optimizer_of_torch_steps(monkeypatch):
     monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: "NVRTC is not found")
     assert unsupported_reason([stand_in()]) == "NVRTC is not found"
     optimizer = trained(Sgd(), "cpu", True)[1]
@@ -146,7 +146,7 @@ def test_every_tensor_needs_a_gradient():
 @pytest.mark.parametrize("clip", [0.25, None])
 @pytest.mark.parametrize("maps", [{}, {"map_lr_scale": 0.3, "map_weight_decay": 0.1}])
 @pytest.mark.parametrize("kind", [Sgd, Asgd])
-def test_it_is_the_optimiser_step(kind, maps, clip, scale):
+def test_it_is_the_optimizer_step(kind, maps, clip, scale):
     settings = {"lr": 0.5, "weight_decay": 1e-2, "max_grad_norm": clip, **maps}
     found, ours = trained(kind(**settings), "cuda", True, scale=scale)
     truth, theirs = trained(kind(**settings), "cuda", False, scale=scale)
@@ -185,7 +185,7 @@ def test_it_repeats_its_bits_and_hands_nan_on():
 
 
 @pytest.mark.gpu
-def test_a_parameter_left_out_goes_by_the_optimiser():
+def test_a_parameter_left_out_goes_by_the_optimizer():
     settings = {"lr": 0.5, "weight_decay": 1e-2}
     results = []
     for fused in (True, False):

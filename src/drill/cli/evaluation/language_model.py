@@ -113,14 +113,14 @@ def evaluation(
             key=str(run.folder.path),
             hint="use `drill evaluate`",
         )
-    place = torch.device(next(run.model.parameters()).device)
+    model_device = torch.device(next(run.model.parameters()).device)
     chosen = precision or run.settings.training["precision"]
     if kind == "dynamic":
-        chosen = for_dynamic_evaluation(chosen, place)
+        chosen = for_dynamic_evaluation(chosen, model_device)
     with (
-        matmul_precision(chosen, place) as autocast,
+        matmul_precision(chosen, model_device) as autocast,
         as_settings_error(),
-        evaluation_rows(run, resolve_precision(chosen, place), as_json) as add,
+        evaluation_rows(run, resolve_precision(chosen, model_device), as_json) as add,
     ):
         yield run, _texts(run, split, text), autocast, add
 

@@ -159,10 +159,10 @@ class PairBatches:
         self, sentences: NDArray[np.int64], lengths: NDArray[np.int64], fill: int
     ) -> NDArray[np.int64]:
         """Sentences and ``<end>``, (B, longest); ``lengths`` (B,) count that ``<end>``."""
-        places = np.arange(_rounded_up(lengths.max(), self.multiple))
-        rows: NDArray[np.int64] = np.full((len(sentences), len(places)), fill, dtype=np.int64)
-        within = places < lengths[:, None] - 1
-        positions = self.pairs.offsets[sentences][:, None] + places
+        columns = np.arange(_rounded_up(lengths.max(), self.multiple))
+        rows: NDArray[np.int64] = np.full((len(sentences), len(columns)), fill, dtype=np.int64)
+        within = columns < lengths[:, None] - 1
+        positions = self.pairs.offsets[sentences][:, None] + columns
         rows[within] = self.pairs.ids[positions[within]]
         rows[np.arange(len(sentences)), lengths - 1] = END
         return rows
@@ -178,7 +178,7 @@ def _bounds(longer: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
     Each batch is as large as the limit allows, and a pair beyond it stands alone.
     """
     bounds = [0]
-    for place, length in enumerate(longer.tolist()):
-        if place > bounds[-1] and length * (place + 1 - bounds[-1]) > max_tokens:
-            bounds.append(place)
+    for index, length in enumerate(longer.tolist()):
+        if index > bounds[-1] and length * (index + 1 - bounds[-1]) > max_tokens:
+            bounds.append(index)
     return np.array([*bounds, len(longer)], dtype=np.int64)

@@ -141,12 +141,12 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
 def _found(corpus: str, name: str) -> Path:
     """The file of this name, packed or not; a name that is no path from the root is looked for."""
     folders = [Path()] if Path(name).is_absolute() else data_folders()
-    places = [folder / f"{name}{packed}" for folder in folders for packed in COMPRESSED]
-    for place in places:
-        if place.is_file():
-            return place
+    paths = [folder / f"{name}{packed}" for folder in folders for packed in COMPRESSED]
+    for path in paths:
+        if path.is_file():
+            return path
     where = "put it there" if Path(name).is_absolute() else "put it there, or set DRILL_DATA"
     raise DataError(
-        f"{corpus}: {places[0]} is missing; {where} (.gz and .xz are read too)"
+        f"{corpus}: {paths[0]} is missing; {where} (.gz and .xz are read too)"
         + (f"; get it from {PARALLEL_CORPORA[corpus].origin}" if corpus in PARALLEL_CORPORA else "")
     )

@@ -158,14 +158,14 @@ def _encode(
                     seen.add(pair)
         encoded = [subwords.encode_lines([pair[side] for pair in chunk]) for side in (0, 1)]
         passed = []
-        for place, (source, target) in enumerate(zip(*encoded, strict=True)):
+        for index, (source, target) in enumerate(zip(*encoded, strict=True)):
             fault = _length_fault(len(source), len(target), filters)
             if fault is None:
-                passed.append(place)
+                passed.append(index)
             else:
                 report[fault] += 1
         for side in (0, 1):
-            sentences = [encoded[side][place] for place in passed]
+            sentences = [encoded[side][index] for index in passed]
             counts[side].extend(map(len, sentences))
             sides[side].append(np.fromiter(chain.from_iterable(sentences), dtype=kind))
         if progress is not None:

@@ -111,11 +111,11 @@ def check_corpus(corpus: str) -> None:
 
 def open_text_folder(name: str) -> Path:
     """The folder of a text that is not downloaded."""
-    places = [folder / name for folder in data_folders()]
-    found = next((place for place in places if place.is_dir()), None)
+    paths = [folder / name for folder in data_folders()]
+    found = next((path for path in paths if path.is_dir()), None)
     if found is None:
         raise DataError(
-            f"{places[0]}: is missing; {name} is {OPEN_TEXTS[name]}: put train.txt, valid.txt and "
+            f"{paths[0]}: is missing; {name} is {OPEN_TEXTS[name]}: put train.txt, valid.txt and "
             "test.txt there, packed by xz or gzip or not, or set DRILL_DATA to another folder"
         )
     return found

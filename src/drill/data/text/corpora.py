@@ -136,10 +136,10 @@ def _text(name: str, split: str, fetch: bool, progress: OnProgress | None) -> st
     """One split of a standard corpus, checked."""
     known, index = CORPORA[name], SPLITS.index(split)
     md5 = known.md5[index]
-    places = [folder / name / f"{split}.txt" for folder in data_folders()]
-    path = next((place for place in places if place.is_file()), None)
+    paths = [folder / name / f"{split}.txt" for folder in data_folders()]
+    path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        path = places[0]
+        path = paths[0]
         if not fetch:
             raise DataError(
                 f"{path} is missing; put it there, or set DRILL_DATA to the folder that holds "

@@ -18,7 +18,7 @@ UNK = "<unk>"  # stands for every word that is not in the vocabulary
 
 
 class Vocabulary:
-    """V words; the id of a word is its place in ``words``, the order of first appearance.
+    """V words; the id of a word is its index in ``words``, the order of first appearance.
 
     A line is split at white space and ends in ``<eos>``, so an empty line is a lone ``<eos>``.
 
@@ -51,15 +51,15 @@ class Vocabulary:
         self.counts: NDArray[np.int64] = np.array(counts, dtype=np.int64)
         self.descriptions, self.held_out = dict(descriptions or {}), tuple(held_out)
         self.ids: dict[str, int] = {}
-        for place, word in enumerate(self.words):
+        for index, word in enumerate(self.words):
             if word.split() != [word]:
                 raise DataError(
-                    f"Vocabulary: entry {place}, {word!r}, is no word; words are not empty and "
+                    f"Vocabulary: entry {index}, {word!r}, is no word; words are not empty and "
                     "hold no white space"
                 )
-            if self.ids.setdefault(word, place) != place:
+            if self.ids.setdefault(word, index) != index:
                 raise DataError(
-                    f"Vocabulary: {word!r} is entry {self.ids[word]} and entry {place}; keep one"
+                    f"Vocabulary: {word!r} is entry {self.ids[word]} and entry {index}; keep one"
                 )
         if EOS not in self.ids:
             raise DataError(f"Vocabulary: {EOS} is missing; it ends every line, so add it")
@@ -115,7 +115,7 @@ class Vocabulary:
         most = f"at most {len(band):,}, the words that occur {low} to {high} times"
         check_value(0 <= number <= len(band), "data.held_out", most, number, DataError)
         drawn = np.random.default_rng(seed).choice(len(band), number, replace=False)
-        chosen = [band[place] for place in sorted(drawn)]
+        chosen = [band[index] for index in sorted(drawn)]
         counted = Counter(dict(zip(self.words, self.counts.tolist(), strict=True)))
         counted[UNK] += sum(counted.pop(word) for word in chosen)
         return Vocabulary([*counted], [*counted.values()], held_out=chosen)

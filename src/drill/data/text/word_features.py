@@ -41,7 +41,7 @@ class WordFeatures:
         words_with = Counter(each for own in bags.values() for bag in own for each in bag)
         most = max(LEAST_COMMON, len(seen) // COMMON)
         found = [each for each, words in words_with.items() if self._counts(each, words, most)]
-        self.ids = {each: place for place, each in enumerate(found)}
+        self.ids = {each: index for index, each in enumerate(found)}
         for word, own in bags.items():
             if not any(map(self._known, own)):
                 self.ids[WORD, word] = len(self.ids)

@@ -49,8 +49,8 @@ class KeptBits(NamedTuple):
 
     def masks(self) -> Tensor:  # (depth, V, d), float32
         """The same as float masks, for the reference."""
-        places = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
-        kept = (self.bits[..., None] >> places & 1).flatten(2)[..., : self.width]
+        shifts = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
+        kept = (self.bits[..., None] >> shifts & 1).flatten(2)[..., : self.width]
         return kept.float() * self.scale
 
 

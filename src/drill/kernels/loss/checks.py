@@ -101,13 +101,13 @@ def check_range(
     if ignore_index is not None:
         outside &= ids != ignore_index
         exempt = f" (ignore_index is {ignore_index})"
-    place = outside.nonzero()[0].tolist()  # not before: this waits for the device again
-    wrong = int(ids[tuple(place)])
+    index = outside.nonzero()[0].tolist()  # not before: this waits for the device again
+    wrong = int(ids[tuple(index)])
     if wrong >= labels:
         hints.append(f"resize the layer to {highest + 1} labels")
     elif ignore_index is not None:
         hints.append("name it as ignore_index")
-    where = f" at {place}" if place else ""
+    where = f" at {index}" if index else ""
     raise IndexError(
         f"{name}: {what} hold {wrong}{where}, but the labels are 0 to {labels - 1}{exempt}; "
         f"{', or '.join(hints)}"

@@ -260,9 +260,9 @@ class TritonEngine:
         # Not two halves of one tensor: what an operator returns must share no memory.
         losses, lse = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
         # With smoothing the kernel keeps its sum of logits, but stores none.
-        places = (lse, None, None, lse if smoothing else None, losses)
+        outputs = (lse, None, None, lse if smoothing else None, losses)
         self._reduce(
-            logits, bias, targets, places, 0, ignore_index, smoothing, whole=True, first=True
+            logits, bias, targets, outputs, 0, ignore_index, smoothing, whole=True, first=True
         )
         return losses, lse
 
@@ -271,7 +271,7 @@ class TritonEngine:
         logits: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        places: tuple[Tensor | None, ...],  # peak, mass, hit, total, losses
+        outputs: tuple[Tensor | None, ...],  # peak, mass, hit, total, losses
         left: int,
         ignore_index: int,
         smoothing: float,
@@ -286,7 +286,7 @@ class TritonEngine:
             logits,
             bias,
             targets,
-            *places,
+            *outputs,
             rows,
             columns,
             logits.stride(0),
@@ -296,7 +296,7 @@ class TritonEngine:
             WHOLE=whole,
             FIRST=first,
             HAS_BIAS=bias is not None,
-            HAS_TOTAL=places[3] is not None,
+            HAS_TOTAL=outputs[3] is not None,
             ROWS=height,
             BLOCK=min(_REDUCE_BLOCK // height, triton.next_power_of_2(columns)),
             num_warps=8,

@@ -2,7 +2,7 @@
 //
 //     E = exp(C W^T - c)    rounded, and the sums of its rows before that
 //
-// C (rows, DEPTH) are contexts with the ones of the bias, W (labels, DEPTH) has the bias beside it, c
+// C (rows, DEPTH) are contexts with the ones of the bias, W (labels, DEPTH) has the bias appended, c
 // is a number of the row's own: the logit of its target. The logits themselves are never written.
 //
 // A block has 128 rows at a time, 64 to each of two warpgroups, whose contexts stay in registers. A

@@ -20,9 +20,9 @@ def _forward(x, mask, y, steps, size, BLOCK: tl.constexpr, STEPS: tl.constexpr):
     m = tl.load(mask + at, mask=inside, other=0.0)
     first = tl.program_id(1).to(tl.int64) * STEPS
     for step in range(first, tl.minimum(steps, first + STEPS)):
-        place = step * size + at
-        t = tanh(tl.load(x + place, mask=inside, other=0.0).to(tl.float32))
-        tl.store(y + place, (t * m).to(y.dtype.element_ty), mask=inside)
+        offset = step * size + at
+        t = tanh(tl.load(x + offset, mask=inside, other=0.0).to(tl.float32))
+        tl.store(y + offset, (t * m).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -35,11 +35,11 @@ def _backward(grad, y, mask, dx, steps, size, BLOCK: tl.constexpr, STEPS: tl.con
     shrink = 1.0 / tl.where(kept, m, 1.0)
     first = tl.program_id(1).to(tl.int64) * STEPS
     for step in range(first, tl.minimum(steps, first + STEPS)):
-        place = step * size + at
-        g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
-        t = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+        offset = step * size + at
+        g = tl.load(grad + offset, mask=inside, other=0.0).to(tl.float32)
+        t = tl.load(y + offset, mask=inside, other=0.0).to(tl.float32)
         d = m - tl.where(kept, t * t * shrink, t)  # what was dropped is 0, or NaN as it came
-        tl.store(dx + place, (g * d).to(dx.dtype.element_ty), mask=inside)
+        tl.store(dx + offset, (g * d).to(dx.dtype.element_ty), mask=inside)
 
 
 def forward(x: Tensor, mask: Tensor) -> Tensor:

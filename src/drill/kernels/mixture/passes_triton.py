@@ -137,9 +137,9 @@ def _mix(
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     own = expert < experts
-    place = token * experts + expert
-    score = tl.load(log_prior + place, mask=own, other=-float("inf"))
-    score -= tl.load(each + place, mask=own, other=0.0)
+    offset = token * experts + expert
+    score = tl.load(log_prior + offset, mask=own, other=-float("inf"))
+    score -= tl.load(each + offset, mask=own, other=0.0)
     peak = tl.max(score, 0)
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     total = peak + tl.log(tl.sum(tl.exp(score - peak), 0))
@@ -147,17 +147,17 @@ def _mix(
     tl.store(losses + token, tl.where(ignored, 0.0, -total))
     nobody = ignored | (total == -float("inf"))  # -inf - -inf would be NaN
     posterior = tl.where(nobody, 0.0, tl.exp(score - total))
-    tl.store(gamma + place, posterior, mask=own)
-    r = posterior / tl.load(mass + place, mask=own, other=1.0)
+    tl.store(gamma + offset, posterior, mask=own)
+    r = posterior / tl.load(mass + offset, mask=own, other=1.0)
     r = tl.where(nobody, 0.0, r)
-    tl.store(share + place, r, mask=own)
+    tl.store(share + offset, r, mask=own)
     if HAS_SCALED:
         for start in range(0, columns, COLUMNS):
             column = start + tl.arange(0, COLUMNS)
             inside = own[:, None] & (column < columns)[None, :]
-            x = tl.load(rows + place[:, None] * stride + column[None, :], mask=inside, other=0.0)
+            x = tl.load(rows + offset[:, None] * stride + column[None, :], mask=inside, other=0.0)
             x = x.to(tl.float32) * r[:, None]
-            at = scaled + place[:, None] * scaled_stride + column[None, :]
+            at = scaled + offset[:, None] * scaled_stride + column[None, :]
             tl.store(at, x.to(scaled.dtype.element_ty), mask=inside)
 
 
@@ -176,7 +176,7 @@ def _widen(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """A few rows and 1 or the bias beside them, digit by digit."""
+    """A few rows with 1 or the bias appended, digit by digit."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     own = row < rows

@@ -3,7 +3,7 @@
 r = min(1, clip / (|g| + 1e-6));   w <- w - rate (r g + decay w);   a <- a + share (w - a)
 
 |g| is the norm over all groups of parameters; rate, share and decay are those of a group. The same
-as ``clip_grad_norm_`` and an optimiser one after the other, which go over everything five times.
+as ``clip_grad_norm_`` and an optimizer one after the other, which go over everything five times.
 For float32 on an NVIDIA GPU.
 """
 

@@ -1,4 +1,4 @@
-// What kernels for Hopper GPUs tell the hardware, and the ring of stages through which a cluster streams
+// Instructions of Hopper GPUs, and the ring of stages through which a cluster streams
 // an operand. Included by them.
 
 typedef unsigned int u32;

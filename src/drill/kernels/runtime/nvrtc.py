@@ -82,12 +82,12 @@ class Kernel:
         that one is done, and those that are there wait for them.
         """
         values = [_passed(each) for each in arguments]
-        places = (ctypes.c_void_p * len(values))(
+        pointers = (ctypes.c_void_p * len(values))(
             *(ctypes.cast(ctypes.byref(each), ctypes.c_void_p) for each in values)
         )
         _enter_context()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        shape = (self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, places)
+        shape = (self._function, blocks, 1, 1, threads, 1, 1, self._shared, stream, pointers)
         driver = _driver()
         if cooperative:
             _check(driver.cuLaunchCooperativeKernel(*shape), "launch")

@@ -54,14 +54,14 @@ def _forward(
     column = first + tl.arange(0, COLUMNS)
     real = column < WIDTH
     inside = (row < rows)[:, None] & real[None, :]
-    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
     b = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + b
+    value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b
     value = tl.where(value <= 0.0, 0.0, value)  # NaN stays
     if DROP:
         keep = kept(seed, row, first, dropout, WIDTH, ROWS, COLUMNS)
         value = tl.where(keep, value * (1.0 / (1.0 - dropout)), 0.0)
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "scale"])
@@ -76,10 +76,10 @@ def _backward(
     for tile in range(TILES):
         row = (tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & real[None, :]
-        place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        value = tl.load(out + place, mask=inside, other=0.0)
-        d = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32) * scale
+        offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        value = tl.load(out + offset, mask=inside, other=0.0)
+        d = tl.load(grad + offset, mask=inside, other=0.0).to(tl.float32) * scale
         d = tl.where(value <= 0.0, 0.0, d)
-        tl.store(d_x + place, d.to(d_x.dtype.element_ty), mask=inside)
+        tl.store(d_x + offset, d.to(d_x.dtype.element_ty), mask=inside)
         for_bias += d
     tl.store(parts + tl.program_id(0) * WIDTH + column, tl.sum(for_bias, 0), mask=real)

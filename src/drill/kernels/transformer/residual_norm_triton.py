@@ -113,17 +113,17 @@ def _forward(
     column = tl.arange(0, COLUMNS)
     real = column < WIDTH
     inside = (row < rows)[:, None] & real[None, :]
-    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    r = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    r = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        added = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+        added = tl.load(y + offset, mask=inside, other=0.0).to(tl.float32)
         if BIAS:
             added += tl.load(y_bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
         if DROP:
             keep = kept(seed, row, 0, dropout, WIDTH, ROWS, COLUMNS)
             added = tl.where(keep, added * (1.0 / (1.0 - dropout)), 0.0)
         rounded = (r + added).to(sums.dtype.element_ty)
-        tl.store(sums + place, rounded, mask=inside)
+        tl.store(sums + offset, rounded, mask=inside)
         r = rounded.to(tl.float32)  # as backward will read it
     r = tl.where(inside, r, 0.0)
     mean = tl.sum(r, 1) / WIDTH
@@ -134,9 +134,9 @@ def _forward(
     gamma = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
     beta = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
     n = centred * scale[:, None] * gamma + beta
-    tl.store(reads + place, n.to(reads.dtype.element_ty), mask=inside)
+    tl.store(reads + offset, n.to(reads.dtype.element_ty), mask=inside)
     if TWICE:
-        tl.store(wides + place, n.to(wides.dtype.element_ty), mask=inside)
+        tl.store(wides + offset, n.to(wides.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "dropout"])
@@ -157,13 +157,13 @@ def _backward(
     for tile in range(TILES):
         row = (program * TILES + tile) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & real[None, :]
-        place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        r = tl.load(sums + place, mask=inside, other=0.0).to(tl.float32)
+        offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        r = tl.load(sums + offset, mask=inside, other=0.0).to(tl.float32)
         dn = tl.zeros((ROWS, COLUMNS), tl.float32)
         if READ:
-            dn += tl.load(d_read + place, mask=inside, other=0.0).to(tl.float32)
+            dn += tl.load(d_read + offset, mask=inside, other=0.0).to(tl.float32)
         if WIDE:
-            dn += tl.load(d_wide + place, mask=inside, other=0.0).to(tl.float32)
+            dn += tl.load(d_wide + offset, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(statistics + row, mask=row < rows, other=0.0)[:, None]
         scale = tl.load(statistics + rows + row, mask=row < rows, other=0.0)[:, None]
         u = tl.where(inside, (r - mean) * scale, 0.0)
@@ -172,15 +172,15 @@ def _backward(
         along = tl.sum(g * u, 1)[:, None] / WIDTH
         d = (g - common - u * along) * scale
         if SUM:
-            d += tl.load(d_sum + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(d_x + place, d.to(d_x.dtype.element_ty), mask=inside)
+            d += tl.load(d_sum + offset, mask=inside, other=0.0).to(tl.float32)
+        tl.store(d_x + offset, d.to(d_x.dtype.element_ty), mask=inside)
         for_gamma += dn * u
         for_beta += dn
         if ADD:
             if DROP:
                 keep = kept(seed, row, 0, dropout, WIDTH, ROWS, COLUMNS)
                 d = tl.where(keep, d * (1.0 / (1.0 - dropout)), 0.0)
-            tl.store(d_y + place, d.to(d_y.dtype.element_ty), mask=inside)
+            tl.store(d_y + offset, d.to(d_y.dtype.element_ty), mask=inside)
             if BIAS:
                 for_y_bias += tl.where(inside, d, 0.0)
     own = parts + program * (3 if BIAS else 2) * WIDTH + column

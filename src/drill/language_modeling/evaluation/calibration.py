@@ -100,8 +100,8 @@ def calibration(
         best = log_probs.max(-1)
         p = best.values.cpu().double().exp()
         right = (best.indices == targets).cpu().double()
-        place = (p * bins).long().clamp(max=bins - 1)
-        sums.index_add_(1, place, torch.stack([torch.ones_like(p), p, right]))
+        index = (p * bins).long().clamp(max=bins - 1)
+        sums.index_add_(1, index, torch.stack([torch.ones_like(p), p, right]))
         done += len(targets)
         if progress is not None:
             progress(done, total)

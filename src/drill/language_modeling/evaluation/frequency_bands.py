@@ -246,8 +246,8 @@ def _bands(
 ) -> list[tuple[int, int | None, NDArray[np.bool_]]]:
     """(low, high, which words are inside) for each band."""
     ends = band_ends(edges, counts, exclude)
-    place = np.searchsorted([low for low, _ in ends], count, side="right") - 1
-    return [(low, high, place == i) for i, (low, high) in enumerate(ends)]
+    band = np.searchsorted([low for low, _ in ends], count, side="right") - 1
+    return [(low, high, band == i) for i, (low, high) in enumerate(ends)]
 
 
 def _array(values: Values) -> NDArray[np.generic]:

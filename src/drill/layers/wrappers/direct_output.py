@@ -10,7 +10,7 @@ from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_integer
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import init_uniform
-from drill.layers.label_source import placement
+from drill.layers.label_source import factory_kwargs
 from drill.layers.wrappers.mixture import Mixture
 
 
@@ -51,10 +51,10 @@ class DirectOutputConnection(Mixture):
         self.experts_per_state = tuple(map(int, experts))
         self.experts = sum(self.experts_per_state)
         self.hidden_size = sum(self.widths)
-        place, w = placement(layer.embedding), layer.hidden_size
-        self.prior = nn.Linear(self.widths[-1], self.experts, bias=False, **place)
+        factory, w = factory_kwargs(layer.embedding), layer.hidden_size
+        self.prior = nn.Linear(self.widths[-1], self.experts, bias=False, **factory)
         read = zip(self.widths, self.experts_per_state, strict=True)
-        maps = {str(n): nn.Linear(d, own * w, **place) for n, (d, own) in enumerate(read) if own}
+        maps = {str(n): nn.Linear(d, own * w, **factory) for n, (d, own) in enumerate(read) if own}
         self.latents = nn.ModuleDict(maps)  # by state
         weights = [linear.weight for linear in (self.prior, *maps.values())]
         init_uniform(name, "init_range", init_range, weights)

@@ -12,7 +12,7 @@ from drill.kernels.runtime.checks import is_integer
 from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import MatrixLayer, NotFoldable, adversarial_delta, target_rows
 from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
-from drill.layers.label_source import placement
+from drill.layers.label_source import factory_kwargs
 from drill.layers.wrappers.base import Ranking, ScoreLayer
 from drill.layers.wrappers.mixture import dropped_tanh
 
@@ -69,12 +69,12 @@ class Mixtape(ScoreLayer):
         self.locked = check_bool(name, "locked", locked)
         self.ranking = Ranking(name, layer, counts)
         self.copies = 4 + -(-3 * self.experts * self.gates // V)
-        place, d_h, nodes = placement(layer.embedding), self.hidden_size, self.experts - 1
-        self.latent = nn.Linear(d_h, self.experts * layer.hidden_size, **place)  # W_e, b_e
-        self.gate_context = nn.Linear(d_h, nodes * self.gate_size, bias=False, **place)  # U_n
-        self.gate_prior = nn.Linear(d_h, nodes, bias=False, **place)  # u_n
-        self.gate_vectors = nn.Parameter(torch.empty(self.gates, self.gate_size, **place))  # v_y
-        self.gate_bias = nn.Parameter(torch.zeros(nodes, self.gates, **place))  # b_yn
+        factory, d_h, nodes = factory_kwargs(layer.embedding), self.hidden_size, self.experts - 1
+        self.latent = nn.Linear(d_h, self.experts * layer.hidden_size, **factory)  # W_e, b_e
+        self.gate_context = nn.Linear(d_h, nodes * self.gate_size, bias=False, **factory)  # U_n
+        self.gate_prior = nn.Linear(d_h, nodes, bias=False, **factory)  # u_n
+        self.gate_vectors = nn.Parameter(torch.empty(self.gates, self.gate_size, **factory))  # v_y
+        self.gate_bias = nn.Parameter(torch.zeros(nodes, self.gates, **factory))  # b_yn
         weights = [each.weight for each in (self.latent, self.gate_context, self.gate_prior)]
         init_uniform(name, "init_range", init_range, [*weights, self.gate_vectors])
 

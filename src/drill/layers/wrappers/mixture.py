@@ -19,7 +19,7 @@ from drill.layers.base import (
     head_log_probs,
 )
 from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
-from drill.layers.label_source import placement
+from drill.layers.label_source import factory_kwargs
 from drill.layers.wrappers.base import WrappingLayer, blockwise_nll
 
 
@@ -156,9 +156,9 @@ class MixtureOfSoftmaxes(Mixture):
         self.experts = check_integer(name, "experts", experts)
         if hidden_size is not None:
             self.hidden_size = check_integer(name, "hidden_size", hidden_size)
-        place = placement(layer.embedding)
-        self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **place)
-        self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **place)
+        factory = factory_kwargs(layer.embedding)
+        self.prior = nn.Linear(self.hidden_size, self.experts, bias=False, **factory)
+        self.latent = nn.Linear(self.hidden_size, self.experts * layer.hidden_size, **factory)
         weights = (self.prior.weight, self.latent.weight)
         init_uniform(name, "init_range", init_range, weights)
 

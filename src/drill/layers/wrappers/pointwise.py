@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import MatrixLayer, adversarial_delta, target_rows
 from drill.layers.checks import check_integer, check_positive
-from drill.layers.label_source import placement
+from drill.layers.label_source import factory_kwargs
 from drill.layers.wrappers.base import ScoreLayer
 
 SOFTPLUS_INVERSE_OF_ONE = math.log(math.expm1(1.0))
@@ -114,7 +114,7 @@ class PiecewiseLinearSoftmax(PointwiseLayer):
         name = type(self).__name__
         self.pieces = check_integer(name, "pieces", pieces)
         self.limit = check_positive(name, "limit", limit)
-        self.slopes = nn.Parameter(torch.zeros(self.pieces, **placement(layer.embedding)))
+        self.slopes = nn.Parameter(torch.zeros(self.pieces, **factory_kwargs(layer.embedding)))
 
     def transform(self, logits: Tensor) -> Tensor:
         width = 2 * self.limit / self.pieces

@@ -142,12 +142,12 @@ class SampledSoftmax(WrappingLayer):
 
         context = self.layer.context(hidden).reshape(-1, self.layer.joint_size)  # (N, k)
         ids = torch.cat([known, drawn])  # (N + S,)
-        Y, place = self._encode(ids, check)  # (R, k), (N + S,)
+        Y, inverse = self._encode(ids, check)  # (R, k), (N + S,)
         check_head(name, context, Y, None)
         # Gathered in float32, as the bias below: gradients of repeated labels are summed in it.
         wide = upcast(Y)
-        Y_target = F.embedding(place[: len(known)], wide)  # (N, k)
-        Y_drawn = F.embedding(place[len(known) :], wide).to(Y.dtype)  # (S, k)
+        Y_target = F.embedding(inverse[: len(known)], wide)  # (N, k)
+        Y_drawn = F.embedding(inverse[len(known) :], wide).to(Y.dtype)  # (S, k)
         logits = F.linear(context, Y_drawn)  # (N, S)
         exact = torch.promote_types(logits.dtype, torch.float32)
         l_target = (context.to(exact) * Y_target.to(exact)).sum(-1)  # (N,)
@@ -167,11 +167,11 @@ class SampledSoftmax(WrappingLayer):
         return losses.view(targets.shape), context, Y_target
 
     def _encode(self, ids: Tensor, check: bool) -> tuple[Tensor, Tensor]:
-        """Encoded labels Y (R, k) and the row of each id in it: ``Y[place]`` are labels(ids)."""
+        """Encoded labels Y (R, k) and the row of each id in it: ``Y[inverse]`` are labels(ids)."""
         if self.layer.labels_are_cached:
             return self.layer.weight, ids
-        rows, place = distinct(ids, self.vocabulary_size, wait=check)
-        return self.layer.labels(rows, check=False), place
+        rows, inverse = distinct(ids, self.vocabulary_size, wait=check)
+        return self.layer.labels(rows, check=False), inverse
 
     # -- as the wrapped layer -----------------------------------------------------------------
 
@@ -203,15 +203,15 @@ def _with_float64(device: torch.device) -> torch.device:
 
 
 def distinct(ids: Tensor, labels: int, wait: bool) -> tuple[Tensor, Tensor]:
-    """Each id once (R,), and its position: ``rows[place] == ids``.
+    """Each id once (R,), and its position: ``rows[inverse] == ids``.
 
     Only the device knows how many distinct ids there are. Without ``wait`` (and inside
     ``torch.compile`` or a CUDA graph, which cannot wait) R is its upper bound, min(len(ids),
     labels), filled up with one of them.
     """
     if not must_not_wait(ids.device) and (wait or ids.device.type == "cpu"):
-        rows, place = torch.unique(ids, return_inverse=True)
-        return rows, place
+        rows, inverse = torch.unique(ids, return_inverse=True)
+        return rows, inverse
     ordered, order = ids.sort()
     first = torch.cat([ordered.new_zeros(1), (ordered[1:] != ordered[:-1]).long()])
     slot = first.cumsum(0)  # of each ordered id among the distinct ones

@@ -324,12 +324,12 @@ def add_word(players: Sequence[LanguageModelPlayer], word: str, gloss: str) -> l
     """Add a word to the runs that can and lack it, then look it up in all."""
     _check_one_word(word)
     able = [player for player in players if player.adds_words]
-    lacking = [player for player in able if word.strip() not in player.vocabulary]
+    without = [player for player in able if word.strip() not in player.vocabulary]
     if not able:
         raise SettingsError("no chosen run makes label vectors from descriptions", key="word")
-    if not lacking:
+    if not without:
         raise DataError(f"{word.strip()!r} is in the vocabulary already", key="word")
-    for player in lacking:
+    for player in without:
         player.add_word(word.strip(), gloss)
     return look_up(players, word)
 
@@ -371,13 +371,13 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
     first = [path for path in dict.fromkeys(each.resolve() for each in given) if path in found]
     others = sorted(found.difference(first), key=lambda path: -_changed(path))
     names = distinct_names([*first, *others])
-    places = {path: n for n, path in enumerate([*first, *sorted(others)])}
+    indices = {path: n for n, path in enumerate([*first, *sorted(others)])}
     runs: list[Answer] = []
     corpora: set[str] = set()
     for path in [*first, *others]:
         if len(runs) == MAX_CURVES:
             break
-        run, n = _read_again(path, _changed(path)), places[path]
+        run, n = _read_again(path, _changed(path)), indices[path]
         if path in first or not first:
             corpora.add(corpus_of(run))
         elif corpus_of(run) not in corpora:  # perplexities of other texts do not compare

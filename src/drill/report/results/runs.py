@@ -121,7 +121,7 @@ def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
     for folder in map(Path, folders):
         given.setdefault(folder.resolve(), folder)
     names = distinct_names(list(given))
-    return [replace(read_run(folder), name=names[place]) for place, folder in given.items()]
+    return [replace(read_run(folder), name=names[resolved]) for resolved, folder in given.items()]
 
 
 def is_run(folder: Path) -> bool:

@@ -61,18 +61,18 @@ class AdamW(RunScheduled):
         matrices = {name: p for name, p in self.parameters.items() if p.dim() >= 2}
         vectors = {name: p for name, p in self.parameters.items() if p.dim() < 2}
         groups = self.groups(matrices) + self.groups(vectors, decays=not self.decoupled)
-        place = next(iter(self.parameters.values())).device
-        on_gpu = place.type == "cuda"
+        device = next(iter(self.parameters.values())).device
+        on_gpu = device.type == "cuda"
         if on_gpu:
             for group in groups:
-                group["lr"] = torch.tensor(self.lr, dtype=torch.float32, device=place)
+                group["lr"] = torch.tensor(self.lr, dtype=torch.float32, device=device)
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(
             groups,
             lr=self.lr,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
-            fused=place.type in ("cpu", "cuda") or None,  # one pass where there would be ten
+            fused=device.type in ("cpu", "cuda") or None,  # one pass where there would be ten
             capturable=on_gpu,
         )
 

@@ -88,25 +88,25 @@ def load_into(model: nn.Module, path: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
-    """Copy values by name; ``place`` is what an error calls their origin."""
-    check_fits(wanted, found, place)
+def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], origin: str) -> None:
+    """Copy values by name; ``origin`` is what an error calls them."""
+    check_fits(wanted, found, origin)
     for name, tensor in wanted.items():
         tensor.copy_(sharded_as(tensor, found[name]))
 
 
-def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str) -> None:
+def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], origin: str) -> None:
     """Raise CheckpointError unless both have the same names, shapes and dtypes."""
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or extra:
         raise CheckpointError(
-            f"{place}: does not fit the model: missing are {_some(missing)}, unexpected are "
+            f"{origin}: does not fit the model: missing are {_some(missing)}, unexpected are "
             f"{_some(extra)}; use the recipe it was trained with"
         )
     for name, tensor in wanted.items():
         if (tensor.shape, tensor.dtype) != (found[name].shape, found[name].dtype):
             raise CheckpointError(
-                f"{place}: {name} is {_shape(found[name])}, the model's is {_shape(tensor)}; use "
+                f"{origin}: {name} is {_shape(found[name])}, the model's is {_shape(tensor)}; use "
                 "the recipe and the vocabulary it was trained with"
             )
 

@@ -133,8 +133,8 @@ def _search(
     dtype = torch.promote_types(weight.dtype, torch.float32)
     # A replay may write some tokens past the last; nothing grows there, but it takes room.
     beam = Beam.fresh(batch, K, decoding.eos, alpha, last + STEPS_PER_GRAPH, dtype)
-    ids = torch.full((len(batch.places) * K,), decoding.bos, device=device)
-    first = torch.arange(len(batch.places), device=device)[:, None] * K  # row of each sentence
+    ids = torch.full((len(batch.indices) * K,), decoding.bos, device=device)
+    first = torch.arange(len(batch.indices), device=device)[:, None] * K  # row of each sentence
 
     def turn(ending: bool = True) -> None:
         """One token of every hypothesis; ``ending`` where some may be at their limit."""
@@ -187,10 +187,10 @@ def _search(
             cache.select(stay)
             ids = beam.last().flatten()
     found |= beam.hypotheses(n_best)
-    for place, hypotheses in found.items():
+    for index, hypotheses in found.items():
         if not hypotheses:
             raise ValueError(
                 f"beam_search: the model gives <eos> no probability, so no translation of sentence "
-                f"{place} ends within its limit; look at the bias of its label"
+                f"{index} ends within its limit; look at the bias of its label"
             )
     return found

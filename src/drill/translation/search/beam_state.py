@@ -16,7 +16,7 @@ from drill.translation.search.decoding import Batch, Hypothesis
 class Beam:
     """b sentences with K hypotheses each, of at most L tokens."""
 
-    place: Tensor  # (b,) where a sentence stands among the sources
+    source_index: Tensor  # (b,) of a sentence among the sources
     limit: Tensor  # (b,) tokens it may have
     limit_penalty: Tensor  # (b,) the penalty of that many
     alive: Tensor  # (b, K) log p of what still grows, -inf where nothing does
@@ -35,7 +35,7 @@ class Beam:
     def fresh(
         cls, batch: Batch, beam_size: int, eos: int, alpha: float, room: int, dtype: torch.dtype
     ) -> "Beam":
-        b, device = len(batch.places), batch.source.device
+        b, device = len(batch.indices), batch.source.device
         lengths = torch.arange(room + 2, dtype=torch.float64)
         penalties = (((5 + lengths) / 6) ** alpha).to(device, dtype)
         limit = torch.tensor(batch.limits, device=device)
@@ -44,7 +44,7 @@ class Beam:
         alive[:, 0] = 0.0  # all places begin alike, so only one of them may go on
         tokens = torch.full((b, beam_size, room), eos, device=device)
         return cls(
-            place=torch.tensor(batch.places, device=device),
+            source_index=torch.tensor(batch.indices, device=device),
             limit=limit,
             limit_penalty=penalties[limit],
             alive=alive,
@@ -110,16 +110,16 @@ class Beam:
         return Beam(**{name: each[sentences] for name, each in own.items()}, **shared)
 
     def hypotheses(self, n_best: int) -> dict[int, list[Hypothesis]]:
-        """By place among the sources."""
+        """By index among the sources."""
         columns = (self.ended, self.length, self.log_prob, self.score)
         rows = zip(*(column[:, :n_best].tolist() for column in columns), strict=True)
         return {
-            place: [
+            index: [
                 Hypothesis(tuple(ids[: length - 1]), log_prob, score)
                 for ids, length, log_prob, score in zip(*row, strict=True)
                 if score != -torch.inf
             ]
-            for place, row in zip(self.place.tolist(), rows, strict=True)
+            for index, row in zip(self.source_index.tolist(), rows, strict=True)
         }
 
 

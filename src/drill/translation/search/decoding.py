@@ -136,7 +136,7 @@ def cached_head(model: Translator, head: Head | None = None) -> Iterator[Head]:
 class Batch:
     """B sentences of about one length."""
 
-    places: tuple[int, ...]  # where they stand among the sources
+    indices: tuple[int, ...]  # where they stand among the sources
     source: Tensor  # (B, S) on the model's device
     limits: tuple[int, ...]  # tokens that each translation may have
 
@@ -169,10 +169,10 @@ def batches(
     while order:
         width = max(1, len(sources[order[0]]))
         fit = max(1, min(decoding.batch_tokens // width, most))
-        places, order = tuple(order[:fit]), order[fit:]
-        rows = [[*sources[i], *[pad] * (width - len(sources[i]))] for i in places]
-        limits = tuple(decoding.limit(len(sources[i])) for i in places)
-        made.append(Batch(places, torch.tensor(rows, device=device), limits))
+        indices, order = tuple(order[:fit]), order[fit:]
+        rows = [[*sources[i], *[pad] * (width - len(sources[i]))] for i in indices]
+        limits = tuple(decoding.limit(len(sources[i])) for i in indices)
+        made.append(Batch(indices, torch.tensor(rows, device=device), limits))
     return made
 
 
@@ -195,7 +195,7 @@ def searched(
                 progress(len(found))
             with autocast_to(batch.source.device, decoding.autocast):
                 found |= search(scores, batch)
-    return [found[place] for place in range(len(found))]
+    return [found[index] for index in range(len(found))]
 
 
 class TokenMask:

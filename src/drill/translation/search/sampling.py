@@ -69,10 +69,10 @@ def sample(
 
 def _uniform(entropy: Any, batch: Batch, samples: int, first: int) -> Tensor:
     """A number in [0, 1) for every token that may be drawn, (B, samples, L)."""
-    u = np.zeros((len(batch.places), samples, max(batch.limits)))
-    for row, place, limit in zip(u, batch.places, batch.limits, strict=True):
+    u = np.zeros((len(batch.indices), samples, max(batch.limits)))
+    for row, index, limit in zip(u, batch.indices, batch.limits, strict=True):
         for i in range(samples):
-            own = np.random.SeedSequence(entropy, spawn_key=(first + place, i))
+            own = np.random.SeedSequence(entropy, spawn_key=(first + index, i))
             row[i, :limit] = np.random.default_rng(own).random(limit)
     return torch.from_numpy(u).to(batch.source.device)
 
@@ -105,17 +105,17 @@ def _drawn(
             )
         ids = draw(log_p, u[..., t], temperature, top_k, top_p)
         ids = torch.where(going, ids, decoding.eos)
-        said = log_p.gather(-1, ids[..., None])[..., 0]
-        log_prob += torch.where(going, said, 0.0)
+        chosen = log_p.gather(-1, ids[..., None])[..., 0]
+        log_prob += torch.where(going, chosen, 0.0)
         written[..., t] = ids
         going &= ids != decoding.eos
         if not going.any():
             break
     ends = (written == decoding.eos).int().argmax(-1)  # the first <eos>
-    rows = zip(batch.places, written.tolist(), ends.tolist(), log_prob.tolist(), strict=True)
+    rows = zip(batch.indices, written.tolist(), ends.tolist(), log_prob.tolist(), strict=True)
     return {
-        place: [
+        index: [
             Hypothesis(tuple(ids[:end]), value, value) for ids, end, value in zip(*row, strict=True)
         ]
-        for place, *row in rows
+        for index, *row in rows
     }

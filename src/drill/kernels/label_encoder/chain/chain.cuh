@@ -96,7 +96,7 @@ static_assert(WIDTH % 8 == 0 && OUTPUTS == PADDED / 4 && COLUMNS == PADDED / 2, 
 #define O24 O23, O(23)
 #define O25 O24, O(24)
 
-// ---- what the hardware is told: see also hopper.cuh
+// ---- hardware instructions: see also hopper.cuh
 
 __device__ __forceinline__ void warpgroup_sync(int warpgroup) {
     asm volatile("bar.sync %0, 128;" :: "r"(warpgroup + 1) : "memory");

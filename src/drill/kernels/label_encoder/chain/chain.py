@@ -194,7 +194,7 @@ class ChainEncode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'impl="reference"')
-        # Beside recurrences there is less room backward, for gradients of weights are made there.
+        # While recurrences run, backward has less room: gradients of weights are made there.
         saved = ctx.saved_tensors  # once: checkpointing computes them at every access
         with on_stream(ctx.stream, (grad, *saved)):
             return _gradients(ctx, saved, grad)

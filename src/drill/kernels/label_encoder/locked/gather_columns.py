@@ -6,7 +6,7 @@ reads n of the d columns of its input and gives m of the d columns of its result
 A locked mask on the inputs drops the same columns for every label. What a map does not read
 need not be computed by the map below, nor get a gradient, so each map becomes a product of
 (V, n) with (n, m), where m is what the next map reads. The columns that are read stand first:
-``place`` (d,) says where a column stands, ``order`` (d,) which column stands there, and ``count``
+``position`` (d,) is where a column stands, ``order`` (d,) which column stands there, and ``count``
 (n, m) how many are read. Only the device knows n: programs beyond it end at once. Columns up to the
 next multiple of 16 are zeros, which keeps loads aligned. Rows of ``count`` have room for four
 numbers, 16 bytes: were they narrower, Triton would compile the kernels of a map twice, for rows
@@ -39,7 +39,7 @@ def begin(OVERLAP: tl.constexpr):
 def arrange(
     masks,  # (L, 1, d)
     biases,  # L x (d,)
-    place,  # (L + 1, d) written
+    position,  # (L + 1, d) written
     order,  # (L + 1, d) written
     count,  # (L, 4): n, m and room; written
     mask_narrow,  # (L, d) written: the masks in the order of their columns
@@ -60,7 +60,7 @@ def arrange(
     n = tl.sum(read, 0)
     before = tl.cumsum(read, 0) - read
     at = tl.where(read != 0, before, n + column - before)
-    tl.store(place + layer * width + column, at, mask=column < width)
+    tl.store(position + layer * width + column, at, mask=column < width)
     tl.store(order + layer * width + at, column, mask=column < width)
     if layer < DEPTH:
         tl.store(count + layer * 4, n)

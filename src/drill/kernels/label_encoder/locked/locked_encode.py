@@ -66,7 +66,9 @@ class FusedEncode(torch.autograd.Function):
         weights, biases = whole[:depth], whole[depth:]
         X = E.new_empty((depth, rows, d), dtype=dtype)
         launch = overlapping(E)
-        place, count, mask, b, U = _narrowed(E, masks, weights, biases, X, options.residual, launch)
+        position, count, mask, b, U = _narrowed(
+            E, masks, weights, biases, X, options.residual, launch
+        )
         P = E.new_empty((depth if keep else 0, V, d), dtype=dtype)
         Y = E.new_empty((rows, d), dtype=dtype)
         grid = (triton.cdiv(rows, MAP.rows) * triton.cdiv(d, MAP.columns),)
@@ -98,7 +100,7 @@ class FusedEncode(torch.autograd.Function):
                 num_warps=MAP.warps,
                 **launch,
             )
-        ctx.save_for_backward(X, P, place, count, mask, *U)
+        ctx.save_for_backward(X, P, position, count, mask, *U)
         ctx.has_bias = bool(biases)
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
@@ -107,7 +109,7 @@ class FusedEncode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'impl="reference"')
-        X, P, place, count, mask, *U = ctx.saved_tensors
+        X, P, position, count, mask, *U = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape
         rows = X.shape[1]
@@ -185,7 +187,7 @@ class FusedEncode(torch.autograd.Function):
             dU,
             db,
             dE,
-            place,
+            position,
             count,
             V,
             d,
@@ -214,7 +216,7 @@ def _splits(V: int) -> tuple[int, int]:
 
 
 def overlapping(tensor: Tensor) -> dict[str, bool]:
-    """Tells launches to begin before the one before has ended, where a GPU can: from Hopper on.
+    """Lets a launch begin before the previous one has ended, where a GPU can: from Hopper on.
 
     A dozen short ones follow one another, and each begins with nothing in flight.
     """
@@ -239,13 +241,13 @@ def _narrowed(
     """
     depth, (V, d) = len(weights), E.shape
     U = X.new_empty((depth, d, d))
-    place, order = E.new_empty((2, depth + 1, d), dtype=torch.int32)
+    position, order = E.new_empty((2, depth + 1, d), dtype=torch.int32)
     count = E.new_empty((depth, 4), dtype=torch.int32)
     mask, b = E.new_empty((2, depth, d), dtype=torch.float32)
     arrange[(depth + 1,)](
         masks,
         biases or None,
-        place,
+        position,
         order,
         count,
         mask,
@@ -278,4 +280,4 @@ def _narrowed(
         num_warps=4,
         **launch,
     )
-    return place, count, mask, b if biases else None, U.unbind()
+    return position, count, mask, b if biases else None, U.unbind()

@@ -18,7 +18,7 @@ def finish(
     dU,  # (L, d, d) written
     db,  # (L, d) written
     dE,  # (V, d) written
-    place,  # (L + 1, d)
+    position,  # (L + 1, d)
     count,  # (L, 4)
     labels,
     width,
@@ -40,13 +40,13 @@ def finish(
     layer = program // U_programs
     if layer < DEPTH:
         block = program - layer * U_programs
-        _finish_map(partial, dU, place, count, layer, block, width, SPLITS, U_ROWS, COLUMNS)
+        _finish_map(partial, dU, position, count, layer, block, width, SPLITS, U_ROWS, COLUMNS)
         if HAS_BIAS:
-            _finish_bias(sums, db, place, count, layer, block, width, row_blocks, ROWS, COLUMNS)
+            _finish_bias(sums, db, position, count, layer, block, width, row_blocks, ROWS, COLUMNS)
     else:
         block = program - DEPTH * U_programs
         _finish_labels(
-            dY, dX, dE, place, count, block, labels, width, plane, DEPTH, RESIDUAL, ROWS, COLUMNS
+            dY, dX, dE, position, count, block, labels, width, plane, DEPTH, RESIDUAL, ROWS, COLUMNS
         )
 
 
@@ -54,7 +54,7 @@ def finish(
 def _finish_map(
     partial,
     dU,
-    place,
+    position,
     count,
     layer,
     block,
@@ -65,7 +65,7 @@ def _finish_map(
 ):
     row, column = flat_tile(block, tl.cdiv(width, COLUMNS), ROWS, COLUMNS)
     inside = (row < width) & (column < width)
-    own = place + layer * width
+    own = position + layer * width
     column_at = tl.load(own + column, mask=inside, other=width)
     row_at = tl.load(own + width + row, mask=inside, other=width)
     n = tl.load(count + layer * 4)
@@ -84,7 +84,7 @@ def _finish_map(
 def _finish_bias(
     sums,
     db,
-    place,
+    position,
     count,
     layer,
     block,
@@ -97,7 +97,7 @@ def _finish_bias(
         column = block * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < width
         m = tl.load(count + layer * 4 + 1)
-        at = tl.load(place + (layer + 1) * width + column, mask=inside, other=width)
+        at = tl.load(position + (layer + 1) * width + column, mask=inside, other=width)
         read = at < m
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(0, row_blocks, ROWS):
@@ -117,7 +117,7 @@ def _finish_labels(
     dY,
     dX,
     dE,
-    place,
+    position,
     count,
     block,
     labels,
@@ -138,7 +138,7 @@ def _finish_labels(
         if RESIDUAL or layer == 0:
             own = dX + layer * tl.cast(plane, tl.int64) + line
             n = tl.load(count + layer * 4)
-            at = tl.load(place + layer * width + column, mask=column < width, other=width)
+            at = tl.load(position + layer * width + column, mask=column < width, other=width)
             read = (row < labels) & (at < n)
             total += tl.load(own + at, mask=read, other=0.0).to(tl.float32)
     tl.store(dE + line + column, total.to(dE.dtype.element_ty), mask=inside)

@@ -220,8 +220,8 @@ def _prepare(
         row_in, unit_at = cell // PADDED, cell % PADDED
         first_row = row_in // group * group
         rows = tl.minimum(group, batch - first_row)
-        place = first_row * PADDED + (unit_at // 8 * rows + row_in - first_row) * 8 + unit_at % 8
-        tl.store(exchange + place, first_h.to(tl.bfloat16), mask=inside_state)
+        offset = first_row * PADDED + (unit_at // 8 * rows + row_in - first_row) * 8 + unit_at % 8
+        tl.store(exchange + offset, first_h.to(tl.bfloat16), mask=inside_state)
         first_c = tl.load(c0 + given, mask=real_state, other=0.0)
         tl.store(c + cell, first_c.to(tl.float32), mask=inside_state)
     else:
@@ -269,10 +269,10 @@ def _finish(
             value = tl.load(d_ih + ours, mask=real_in, other=0.0)
             tl.store(made_ih + (gate * hidden + unit_in) * inputs + column_in, value, mask=real_in)
     elif BIAS:
-        place = (program - recurrent - inward) * COLUMNS + tl.arange(0, COLUMNS)
-        from_unit = place % hidden * 4 + place // hidden  # place is by gate, the sums are by unit
-        real_bias = place < 4 * hidden
+        offset = (program - recurrent - inward) * COLUMNS + tl.arange(0, COLUMNS)
+        from_unit = offset % hidden * 4 + offset // hidden  # offset: by gate; sums: by unit
+        real_bias = offset < 4 * hidden
         total = tl.zeros((COLUMNS,), tl.float32)
         for row in range(batch):
             total += tl.load(d_bias + row * 4 * PADDED + from_unit, mask=real_bias, other=0.0)
-        tl.store(made_bias + place, total, mask=real_bias)
+        tl.store(made_bias + offset, total, mask=real_bias)

@@ -10,7 +10,7 @@
 //     multiply   it with the weights, and send the sums to the blocks that own the units
 //     finish     the sums of the block's own units: gates and states, which go to the other blocks
 //
-// What the blocks must tell one another at every step, the new hidden state or the gradients of the
+// What the blocks send one another at every step, the new hidden state or the gradients of the
 // gates, goes through L2 without any barrier: the words of the exchange are filled with a bit
 // pattern that no conversion to bfloat16 produces, and a reader waits until none of it is left. They
 // lie as the matrix instruction wants them: eight columns of a batch row, then the next row; then the
@@ -89,7 +89,7 @@ __device__ __forceinline__ float tanh_(float x) {
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// 1 / (1 + 2^(-x log2 e)). Not by tanh_: its error beside 1 would be all there is of a closed gate. Right
+// 1 / (1 + 2^(-x log2 e)). Not by tanh_: its error near 1 would be all there is of a closed gate. Right
 // at both ends: where the power is infinite the quotient is 0; NaN stays NaN. Subnormal numbers are 0:
 // else the compiler scales what goes in and what comes out.
 __device__ __forceinline__ float sigmoid(float x) {

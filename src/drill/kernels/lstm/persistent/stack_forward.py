@@ -63,12 +63,12 @@ class ForwardPass:
         self.saved: list[SavedLayer] = []
         self.interleave = can_interleave(self.layouts, x)
         self.loads = loads_pieces("forward", self.layouts, x)
-        # Backward alone reads activations. Those of layers that nobody trains have one place, where
-        # such layers run one after the other.
+        # Backward alone reads activations. Those of layers that nobody trains share one buffer,
+        # where such layers run one after the other.
         self.passing = range(min(lowest, len(layers) - self.interleave))
         widest = max((4 * self.layouts[i].hidden for i in self.passing), default=0)
         count = self.steps * self.batch * widest
-        self.place = torch.empty(count, dtype=torch.float32, device=x.device)
+        self.scratch = torch.empty(count, dtype=torch.float32, device=x.device)
 
     def run(self) -> None:
         count, whole = len(self.layers), Span(0, self.steps)
@@ -131,9 +131,10 @@ class ForwardPass:
     def _save(self, i: int) -> None:
         own, mask, below = self.made[i], self.masks[i], self.x if i == 0 else self.saved[-1].h[1:]
         inputs = below if mask is None else torch.empty_like(below)
-        rows, place = self.steps * self.batch, self.place
+        rows, scratch = self.steps * self.batch, self.scratch
         size = rows, 4 * self.layouts[i].hidden
-        gates = place[: math.prod(size)].view(size) if i in self.passing else place.new_empty(size)
+        room = scratch[: math.prod(size)] if i in self.passing else scratch.new_empty(size)
+        gates = room.view(size)
         rest = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
         self.saved.append(SavedLayer(inputs.reshape(rows, -1), mask, self.seeds[i], *rest))
 
