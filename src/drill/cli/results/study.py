@@ -73,7 +73,16 @@ def study(
     if status:
         console().print(status_table(States(wanted, results, runs), parallel))
         return
-    runner = StudyRunner(wanted, results, runs, device, parallel, minutes, retry, say=note)
+    runner = StudyRunner(
+        plan=wanted,
+        ledger=results,
+        runs=runs,
+        device=device,
+        parallel=parallel,
+        minutes=minutes,
+        retry=retry,
+        say=note,
+    )
     states = runner.run()
     if any(states.state(job) == FAILED for job in wanted.jobs()):
         raise Exit(1)
