@@ -7,7 +7,7 @@ from drill.errors import DataError
 
 if TYPE_CHECKING:
     from drill.data.cache import cache_folder
-    from drill.data.parallel.batches import IGNORE_INDEX, PairBatch, PairBatches
+    from drill.data.parallel.batches import PairBatch, PairBatches
     from drill.data.parallel.corpora import read_parallel_corpus
     from drill.data.parallel.pairs import FilterReport, Filters, Pairs, encode_pairs
     from drill.data.parallel.parallel_text import ParallelText
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from drill.data.text.vocabulary import EOS, UNK, Vocabulary
     from drill.data.text.word_features import WordFeatures
     from drill.data.text.wordnet import WordNet
+    from drill.kernels.loss.checks import IGNORE_INDEX
 
 __all__ = [
     "BEGIN",

@@ -14,7 +14,7 @@ CHUNK = 1 << 16
 MINIMUM_RATE = 10_000  # bytes per second, after the first ``timeout`` seconds
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes received and the size of the file."""
+"""Called with how much is done and how much there is, of bytes, pairs, lines or tokens."""
 
 
 def download(

@@ -8,12 +8,13 @@ M counts every target token and one ``<end>`` a sentence. There is no label smoo
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
 from drill.data import PairBatches, Pairs, ParallelText, Subwords
+from drill.data.download import OnProgress
 from drill.data.parallel.moses_words import LANGUAGES
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
@@ -23,10 +24,6 @@ from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.step import sum_loss_options
 from drill.translation.translate import Search, translate, within_memory
-
-OnProgress = Callable[[int, int], None]
-"""Called with how many lines or pairs are done, and with all there are. It may raise to stop."""
-
 
 # -- loss -----------------------------------------------------------------------------------------
 

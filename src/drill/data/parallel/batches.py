@@ -16,8 +16,7 @@ from torch import Tensor
 from drill.data.parallel.pairs import Pairs
 from drill.data.subwords import BEGIN, END, PAD
 from drill.errors import DataError, require
-
-IGNORE_INDEX = -100  # the target at padding; the losses leave it out
+from drill.kernels.loss.checks import IGNORE_INDEX
 
 
 class PairBatch(NamedTuple):

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.parallel.pairs import Filters, OnProgress, Pairs, encode_pairs
+from drill.data.download import OnProgress
+from drill.data.parallel.pairs import Filters, Pairs, encode_pairs
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.parallel.synthetic import ParallelSplits
 from drill.data.subwords import END, Subwords

@@ -4,7 +4,6 @@ ParallelText -> filters -> Pairs: ids (N,) and offsets (2P + 1,)
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data.cache import cache_key, cached, load_array
+from drill.data.download import OnProgress
 from drill.data.parallel.parallel_text import ParallelText
 from drill.data.subwords import Subwords
 from drill.errors import DataError, require
 
 CHUNK = 10_000  # pairs that are encoded at once
-
-OnProgress = Callable[[int, int], None]
-"""Called with the pairs that are done and the pairs in all."""
 
 
 @dataclass(frozen=True)

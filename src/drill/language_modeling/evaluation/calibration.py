@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from drill.data.download import OnProgress
 from drill.language_modeling.evaluation.perplexity import (
-    OnProgress,
     Text,
     check_and_batchify,
     predictions,

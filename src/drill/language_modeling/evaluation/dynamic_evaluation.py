@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments
+from drill.data.download import OnProgress
 from drill.errors import check_value
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.evaluation.gradient_statistics import (
@@ -26,7 +27,6 @@ from drill.language_modeling.evaluation.gradient_statistics import (
 )
 from drill.language_modeling.evaluation.grid_search import Cell, GridPoint, GridSearch, run_grid
 from drill.language_modeling.evaluation.perplexity import (
-    OnProgress,
     Perplexity,
     Text,
     single_stream,

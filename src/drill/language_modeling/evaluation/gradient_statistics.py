@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
+from drill.data.download import OnProgress
 from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.language_modeling.evaluation.perplexity import OnProgress, Text, check_and_batchify
+from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphRecorder
 from drill.training.precision import current_precision

@@ -7,7 +7,7 @@ the first token of a stream.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.data import DataError, batchify, evaluation_segments, inputs_and_targets
+from drill.data.download import OnProgress
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
@@ -25,9 +26,6 @@ from drill.training.state import Score
 
 Text = NDArray[Any] | Tensor
 """Ids (N,), or (rows, B) where they are batchified already."""
-
-OnProgress = Callable[[int, int], None]
-"""Called with the predicted tokens done and all there are; it never waits for the device."""
 
 TOKENS_PER_LOSS = 4096
 """Hidden states of several segments go to the output layer at once: cached labels are compared with

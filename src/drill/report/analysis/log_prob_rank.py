@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from drill.data.download import OnProgress
 from drill.language_modeling.evaluation import perplexity
 from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
@@ -38,7 +39,7 @@ def log_prob_rank(
     *,
     batch_size: int = 10,
     bptt: int = 70,
-    progress: perplexity.OnProgress | None = None,
+    progress: OnProgress | None = None,
 ) -> LogProbRank:
     """The rank over a text, in eval mode.
 

@@ -19,7 +19,7 @@ from drill.report.tables.result_tables import Result, grouped
 
 COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of plots.css
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
-BAND_NOTE = "A line is the mean over seeds, its area is from the lowest to the highest seed."
+SEED_RANGE_NOTE = "A line is the mean over seeds, its area is from the lowest to the highest seed."
 
 SAMPLE = '<svg class="{}" viewBox="0 0 30 12" aria-hidden="true">{}</svg>'
 SAMPLES = {
@@ -251,7 +251,7 @@ def _line_figure(
             if averaged:
                 row.append("1" if x >= averaged.get(name, math.inf) else "")
             rows.append(row)
-    caption = [BAND_NOTE] if with_range else []
+    caption = [SEED_RANGE_NOTE] if with_range else []
     caption += [*notes, "A ring marks the first epoch of averaged weights."] if averaged else notes
     return Figure(
         f"{title}. {'; '.join(f'{name} reaches {low:.2f}' for name, low in lows.items())}",
