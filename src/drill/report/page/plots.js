@@ -162,14 +162,14 @@ const drill_plots = (() => {
       else this.draw();
     }
 
-    places() { // every x in view
+    positions() { // every x in view
       const [low, high] = this.range;
       return [...new Set(this.drawn.flatMap((line) => line.points.map((point) => point[0])))].filter((x) => low <= x && x <= high).sort((a, b) => a - b);
     }
 
     point_at(pixel) {
       const far = (x) => Math.abs(this.across(x) - pixel);
-      this.cursor = this.places().reduce((best, x) => (best === null || far(x) < far(best) ? x : best), null);
+      this.cursor = this.positions().reduce((best, x) => (best === null || far(x) < far(best) ? x : best), null);
       this.draw();
     }
 
@@ -177,9 +177,9 @@ const drill_plots = (() => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       const factor = { "+": 0.5, "=": 0.5, "-": 2 }[event.key];
       if (step) {
-        const places = this.places();
-        const now = this.cursor === null ? places.length : places.findIndex((x) => x >= this.cursor);
-        this.cursor = places[Math.min(places.length - 1, Math.max(0, now + step))] ?? null;
+        const positions = this.positions();
+        const now = this.cursor === null ? positions.length : positions.findIndex((x) => x >= this.cursor);
+        this.cursor = positions[Math.min(positions.length - 1, Math.max(0, now + step))] ?? null;
         this.draw();
       } else if (factor) this.zoom_by(factor);
       else if (event.key === "0" || event.key === "Escape") this.set_zoom(null);

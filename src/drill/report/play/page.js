@@ -87,8 +87,8 @@ function chosen() {
   const b = $("run-b").value;
   return b === "" || Number(b) === a ? [a] : [a, Number(b)];
 }
-const name_of = (place) => setup.runs[place].name;
-const heading = (place, order) => make("h3", { class: `name run${order}` }, name_of(place));
+const name_of = (position) => setup.runs[position].name;
+const heading = (position, order) => make("h3", { class: `name run${order}` }, name_of(position));
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 function open_tab(tab, focus) {
@@ -245,7 +245,7 @@ $("score-form").addEventListener("submit", async (event) => {
   if (!answer) return;
   const failed = answer.runs.findIndex((run) => run.error);
   if (failed >= 0) return show_error(`${name_of(runs[failed])}: ${answer.runs[failed].error}`);
-  scored = { ...answer, places: runs };
+  scored = { ...answer, positions: runs };
   const heads = ["", ...runs.map(name_of), ...(runs.length > 1 ? ["B − A"] : [])];
   const numbers = (key, digits) => answer.runs.map((run) => [run[key], digits]);
   fill_table("score-summary", heads, [
@@ -280,11 +280,11 @@ $("score-form").addEventListener("submit", async (event) => {
   $("score-view").hidden = views.length < 2;
   $("score-detail").textContent = DETAIL;
   $("score-result").hidden = false;
-  let place = 0;
+  let position = 0;
   const token = (text, line, i) => {
     const own = make("span", {}, shown(setup.unit === "subword" ? text.replace(/^▁(?=[^▁])/, "") : text));
-    own.place = [line, i];
-    own.order = place++;
+    own.position = [line, i];
+    own.order = position++;
     if (text !== EOS && answer.runs.some((run) => run.counts[line][i] === null)) own.classList.add("unknown");
     return own;
   };
@@ -299,7 +299,7 @@ $("score-form").addEventListener("submit", async (event) => {
   colour(views.length - 1);
 });
 
-// The places of the tokens of every word: subwords up to the next space or punctuation mark.
+// The positions of the tokens of every word: subwords up to the next space or punctuation mark.
 const INSIDE = /^([\p{L}\p{M}\p{N}]|<0x)/u;
 function words_of(tokens) {
   const words = [];
@@ -333,7 +333,7 @@ const change_class = (change) => `${change < 0 ? "b" : "a"}${level(Math.abs(chan
 
 function colour(view) {
   for (const own of $("scored").querySelectorAll("span")) {
-    const [line, i] = own.place;
+    const [line, i] = own.position;
     const losses = scored.runs.map((run) => run.lines[line][i]);
     own.classList.remove(...[...own.classList].filter((each) => /^[lab]\d$/.test(each)));
     own.classList.add(view < 2 ? loss_class(losses[view]) : change_class(losses[1] - losses[0]));
@@ -353,7 +353,7 @@ function show_band(band, button) {
   const { bands, counts } = scored.runs[0];
   const lows = bands.map((each) => each.low);
   for (const own of $("scored").querySelectorAll("span")) {
-    const [line, i] = own.place;
+    const [line, i] = own.position;
     const count = scored.lines[line][i] === EOS ? null : counts[line][i];
     own.classList.toggle("dim", !all && (count === null || level(count, lows) - 1 !== band));
   }
@@ -364,20 +364,20 @@ function select_word(own) {
   $("scored").querySelector(".current")?.classList.remove("current");
   own.classList.add("current");
   own.scrollIntoView({ block: "nearest" });
-  const [line, i] = own.place;
+  const [line, i] = own.position;
   const parts = scored.runs.map((run, order) => {
     const count = run.counts[line][i];
     const seen = count === null ? "unknown, read as <unk>" : `training count ${count.toLocaleString("en")}`;
-    return `${name_of(scored.places[order])}: ${fixed(run.lines[line][i])} nats, ${seen}`;
+    return `${name_of(scored.positions[order])}: ${fixed(run.lines[line][i])} nats, ${seen}`;
   });
-  const word = words_of(scored.lines[line]).find((places) => places.includes(i));
+  const word = words_of(scored.lines[line]).find((positions) => positions.includes(i));
   if (word.length > 1) {
-    const sums = scored.runs.map((run) => word.reduce((sum, place) => sum + run.lines[line][place], 0).toFixed(3));
-    parts.push(`the whole word ${word.map((place) => scored.lines[line][place]).join("")}: ${sums.join(" and ")} nats`);
+    const sums = scored.runs.map((run) => word.reduce((sum, position) => sum + run.lines[line][position], 0).toFixed(3));
+    parts.push(`the whole word ${word.map((position) => scored.lines[line][position]).join("")}: ${sums.join(" and ")} nats`);
   }
   $("score-detail").textContent = `${scored.lines[line][i]} — ${parts.join("; ")}`;
 }
-$("scored").addEventListener("click", (event) => event.target.place && select_word(event.target));
+$("scored").addEventListener("click", (event) => event.target.position && select_word(event.target));
 $("scored").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!step) return;
