@@ -16,9 +16,9 @@ from drill.language_modeling.scoring import Scored, score
 __all__ = [
     "Calibration",
     "Cell",
+    "GridSearch",
     "Perplexity",
     "Scored",
-    "GridSearch",
     "StaleStatistics",
     "Statistics",
     "cache_perplexity",
