@@ -105,6 +105,11 @@ CASES: dict[str, Case] = {
     "deep frequency gate": row(
         "deep-residual", depth=2, gate="frequency", gate_count=3.0, counts=COUNTS, block="mlp"
     ),
+    "deep correction": row("deep-residual", depth=2, correction=2, **drop),
+    "tied with a correction": row("deep-residual", depth=0, correction=2, center=True),
+    "deep correction of other width": row(
+        "deep-residual", hidden_size=H, depth=1, residual=False, correction=3
+    ),
     "deep centred": row("deep-residual", depth=2, center=True, **drop),
     "deep on both sides": row("deep-residual", depth=2, apply_to="both"),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),
@@ -136,6 +141,9 @@ CASES: dict[str, Case] = {
     ),
     "sampled deep gate": over(
         row("deep-residual", depth=2, gate="label", center=True), "sampled", samples=6
+    ),
+    "sampled deep correction": over(
+        row("deep-residual", depth=1, correction=2, gate="label"), "sampled", samples=6
     ),
     "adaptive tied": over(tied, "adaptive", cutoffs=[3, 6], reduction_factor=2.0),
     "adaptive tied without bias": over(row("tied", bias=False), "adaptive", cutoffs=[4]),
@@ -170,6 +178,9 @@ if TRITON_INSTALLED and INTERPRETED:  # on a GPU its kernels take no CPU tensors
     CASES |= {
         "deep residual fused": row("deep-residual", depth=2, impl="triton", **drop),
         "deep residual fused, gate": row("deep-residual", depth=2, gate="label", impl="triton"),
+        "deep residual fused, correction": row(
+            "deep-residual", depth=2, correction=2, gate="scalar", impl="triton"
+        ),
         "mixture of fused": over(fused, "mixture", experts=2),
     }
 

@@ -23,13 +23,16 @@ STARTS = {
     "gate": {"gate": "scalar"},
     "gate between": {"gate": "scalar", "residual_between": True},
     "gate per label": {"gate": "label", "activation": "relu", "norm": "rms"},
+    "correction alone": {"depth": 0, "correction": 3},
+    "correction": {"correction": 3, "gate": "scalar"},
 }
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", STARTS)
 def test_zero_starts_are_weight_tying_that_learns(embedding, name, autocast):
-    deep, tied = DeepResidual(embedding, depth=2, **STARTS[name]), TiedSoftmax(embedding)
+    deep = DeepResidual(embedding, **{"depth": 2, **STARTS[name]})
+    tied = TiedSoftmax(embedding)
     hidden, targets = torch.randn(6, D), torch.arange(6)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert torch.equal(deep.logits(hidden), tied.logits(hidden))
@@ -86,6 +89,34 @@ def test_the_gates_of_new_labels_are_the_mean(embedding):
     torch.testing.assert_close(gates[V:], before.mean().expand(2))
     layer.resize(V - 1)
     assert torch.equal(gates, before[: V - 1])
+
+
+@pytest.mark.parametrize("options", [{"depth": 0}, {"dropout": 0.5}, {"center": True}])
+def test_a_correction_starts_at_zero_and_has_a_row_per_label(embedding, options):
+    layers = []
+    for rank in (0, 3):
+        torch.manual_seed(1)
+        layers.append(DeepResidual(embedding, correction=rank, **options).eval())
+    plain, layer = layers
+    assert torch.equal(layer.labels(), plain.labels())  # the maps start as without it
+    A, B = layer.correction_embeddings, layer.correction_map
+    assert (A.shape, B.shape) == ((V, 3), (3, D))
+    nn.init.uniform_(A)
+    wanted = A @ B - (A @ B).mean(0) * layer.center
+    torch.testing.assert_close(layer.labels() - plain.labels(), wanted)
+    rows = torch.tensor([3, 0, 3])
+    torch.testing.assert_close(layer.labels(rows), layer.labels()[rows])
+
+
+def test_new_labels_have_no_correction(embedding):
+    layer = DeepResidual(embedding, depth=0, correction=3)
+    A = nn.init.uniform_(layer.correction_embeddings)
+    before = A.detach().clone()
+    layer.resize(V + 2)
+    assert layer.correction_embeddings is A
+    assert torch.equal(A, torch.cat([before, torch.zeros(2, 3)]))
+    layer.resize(V - 1)
+    assert torch.equal(A, before[: V - 1])
 
 
 @pytest.mark.parametrize("depth", [0, 2])

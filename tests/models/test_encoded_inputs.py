@@ -58,12 +58,15 @@ class Model(nn.Module):
 
 
 def deep(side: str, **options):
-    return lambda E: DeepResidual(E, depth=2, apply_to=side, **options)
+    return lambda E: DeepResidual(E, **{"depth": 2, "apply_to": side, **options})
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("side", ["output", "input", "both"])
-@pytest.mark.parametrize("start", [{"activation": "tanh", "zero_start": True}, {"gate": "label"}])
+@pytest.mark.parametrize(
+    "start",
+    [{"activation": "tanh", "zero_start": True}, {"gate": "label"}, {"depth": 0, "correction": 2}],
+)
 def test_zero_start_is_exactly_tied(name, side, start):
     tied, model = Model(name, TiedSoftmax), Model(name, deep(side, **start))
     assert torch.equal(tied(), model())

@@ -12,6 +12,7 @@ Options beyond the paper, each of which may be combined with the others:
     block="mlp"   f^(i)(X) = drop(act(X U^(i) + b^(i)) W^(i))
     gate          E^(depth) = g (f^(depth)(E^(depth-1)) [+ E^(depth-1)]) + E,   g = 0 at the start,
                   or g_y = 1 / (1 + count_y / gate_count), not learned, with gate="frequency"
+    correction    E^(depth) + A B,   A (V, correction) = 0 at the start, B (correction, d_h)
     center        E^(depth) minus the mean of its rows
     apply_to      input words are rows of E^(depth) too, or they alone
 """
@@ -48,6 +49,7 @@ from drill.layers.label_source import (
     label_count,
     label_vectors,
     label_width,
+    refill,
 )
 
 SIDES = ("output", "input", "both")
@@ -62,6 +64,7 @@ def encode(
     residual: bool = True,
     residual_between: bool = False,
     gate: Tensor | None = None,  # g: (1,) or (V,)
+    correction: Tensor | None = None,  # A B: (V, d_h)
     center: bool = False,
 ) -> Tensor:  # (V, d_h)
     """E^(depth) of the equation above, in plain PyTorch."""
@@ -75,6 +78,8 @@ def encode(
         if residual:
             Y = Y + E
         X = Y
+    if correction is not None:
+        X = X + correction
     if center:
         X = upcast(X)
         X = X - X.mean(0)
@@ -84,8 +89,8 @@ def encode(
 class DeepResidual(MatrixLayer):
     """A deep map of the labels with a residual connection to the embedding after each map.
 
-    Depth 0 is weight tying. Adds depth*(d*d + d) + V parameters. After training, ``fold()`` makes
-    it a plain ``nn.Linear``.
+    Depth 0 without a correction is weight tying. Adds depth*(d*d + d) + V parameters. After
+    training, ``fold()`` makes it a plain ``nn.Linear``.
 
     Args:
         embedding: the model's nn.Embedding (V, d), shared, or a label source.
@@ -109,6 +114,8 @@ class DeepResidual(MatrixLayer):
             be combined with ``zero_start``. "none": no gate.
         gate_count: the training count at which a gate of "frequency" is one half.
         counts: (V,) training counts of the labels, for gate="frequency".
+        correction: rank of a free correction of each label, beside the maps that all labels share.
+            It starts at zero and adds correction*(V + d_h) parameters. 0: none.
         center: subtract the mean label in float32 before labels are rounded to a narrower dtype.
             Softmax ignores it, but the offset of sigmoid would cost 2 to 3 bits of bfloat16. The
             mean is over all labels, also for ``labels(rows)``.
@@ -141,6 +148,7 @@ class DeepResidual(MatrixLayer):
         gate: str = "none",
         gate_count: float = GATE_COUNT,
         counts: Tensor | Sequence[float] | None = None,
+        correction: int = 0,
         center: bool = False,
         apply_to: str = "output",
         map_bias: bool = True,
@@ -203,6 +211,14 @@ class DeepResidual(MatrixLayer):
         else:
             gates = 1 if gate == "scalar" else label_count(embedding)
             self.gates = nn.Parameter(torch.zeros(gates, **place))
+        self.correction = check_integer(name, "correction", correction, minimum=0)
+        self.correction_embeddings: Tensor | None = None  # A
+        self.correction_map: Tensor | None = None  # B
+        if correction:
+            rows = torch.zeros(label_count(embedding), correction, **place)
+            columns = torch.empty(correction, d_h, **place).uniform_(-init_range, init_range)
+            self.correction_embeddings = nn.Parameter(rows)
+            self.correction_map = nn.Parameter(columns)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         if self.apply_to == "input":
@@ -222,22 +238,26 @@ class DeepResidual(MatrixLayer):
 
     def _encoded(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         """g(E), (V, d_h), or those of ``rows``."""
-        gates: Tensor | None = self.gates
+        gates, A, B = self.gates, self.correction_embeddings, self.correction_map
         if rows is not None:
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
             if self.center:
                 return self._encoded().index_select(0, rows)
             gates = gates[rows] if gates is not None and self.gate != "scalar" else gates
+            A = None if A is None else A[rows]
         E = label_vectors(self.embedding, rows)
+        correction = None if A is None or B is None else A @ B
         options = {"residual": self.residual, "residual_between": self.residual_between}
         fused = encode_maps(
             E, self.maps, self.hidden_size, self.impl, unfused=self._unfused, **options
         )
         if fused is not None:
-            if gates is None:
-                return fused
-            return torch.lerp(E.to(fused.dtype), fused, gates[:, None].to(fused.dtype))
-        labels = encode(E, self.maps, **options, gate=gates, center=self.center)
+            if gates is not None:
+                fused = torch.lerp(E.to(fused.dtype), fused, gates[:, None].to(fused.dtype))
+            return fused if correction is None else fused + correction
+        labels = encode(
+            E, self.maps, **options, gate=gates, correction=correction, center=self.center
+        )
         return E if labels is E else labels.to(compute_dtype(E))  # autocast widens a sum with E
 
     @property
@@ -252,6 +272,9 @@ class DeepResidual(MatrixLayer):
         elif self.gates is not None and self.gate == "frequency":  # 1: training has not seen them
             new = max(0, new_size - len(self.gates))
             self.gates = torch.cat([self.gates[:new_size], self.gates.new_ones(new)])
+        A = self.correction_embeddings
+        if A is not None and len(A) != new_size:
+            refill(A, F.pad(A.detach(), (0, 0, 0, new_size - len(A))))  # new rows are zero
 
     def label_kernel_summary(self) -> list[str]:
         if self.depth == 0:
@@ -265,5 +288,6 @@ class DeepResidual(MatrixLayer):
         return (
             f"{super().extra_repr()}, depth={self.depth}, residual={self.residual}, "
             f"residual_between={self.residual_between}, gate={self.gate!r}, {rare}"
-            f"center={self.center}, apply_to={self.apply_to!r}, impl={self.impl!r}"
+            f"correction={self.correction}, center={self.center}, apply_to={self.apply_to!r}, "
+            f"impl={self.impl!r}"
         )

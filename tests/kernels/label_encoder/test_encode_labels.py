@@ -154,11 +154,13 @@ def test_fused_equals_the_loop(
 
 @interpreted
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_gate_follows_the_fused_maps(locked):
-    layer, masks, grad = given(
-        70, 32, gate="label", residual_between=True, locked=locked, dropout=0.5
-    )
-    nn.init.uniform_(layer.gates)
+@pytest.mark.parametrize("gate", ["none", "label"])
+def test_a_gate_and_a_correction_follow_the_fused_maps(locked, gate):
+    options = {"gate": gate, "correction": 0 if gate == "label" and locked else 3}
+    layer, masks, grad = given(70, 32, residual_between=True, locked=locked, dropout=0.5, **options)
+    for parameter in (layer.gates, layer.correction_embeddings):
+        if parameter is not None:
+            nn.init.uniform_(parameter)
     assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
 
 

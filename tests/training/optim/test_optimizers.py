@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from drill.kernels.optimizer import sgd_step
+from drill.layers import DeepResidual
 from drill.training.optim import (
     OPTIMIZERS,
     AdamW,
     Asgd,
     AveragedSgd,
+    Muon,
     NtAsgd,
     ScheduledOptimizer,
     Sgd,
@@ -318,6 +320,17 @@ def test_label_maps_have_options_of_their_own(name, maps, of_step, of_weight):
         decays = found.dim() == 2 or name not in ("adamw", "muon")
         wanted = of_step * (plain - before[key]) - lr * of_weight * decays * before[key]
         torch.testing.assert_close(found - before[key], wanted, rtol=1e-4, atol=1e-9)
+
+
+def test_a_correction_counts_as_a_label_map():
+    net = nn.Sequential(OrderedDict(layer=DeepResidual(nn.Embedding(5, 4), depth=0, correction=2)))
+    A, B = net.layer.correction_embeddings, net.layer.correction_map
+    optimizer = Muon(0.05, **MAPS)
+    optimizer.setup(net.named_parameters())
+    groups = [group for part in optimizer.optimizer.parts for group in part.param_groups]
+    of_maps = [group["params"] for group in groups if "maps" in group]
+    wanted = [[id(B)], [id(A)]]  # A has a row per label, so that AdamW steps it
+    assert [[id(p) for p in params] for params in of_maps] == wanted
 
 
 @pytest.mark.parametrize("kind", [Sgd, Asgd])

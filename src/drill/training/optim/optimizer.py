@@ -21,7 +21,8 @@ from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
-LABEL_MAPS = {"maps", "gates", "label_map"}  # what output layers call them
+CORRECTION = {"correction_embeddings", "correction_map"}
+LABEL_MAPS = {"maps", "gates", "label_map", *CORRECTION}  # what output layers call them
 
 
 def is_label_map(name: str) -> bool:

@@ -133,7 +133,7 @@ def layer_in_words(table: dict[str, Any]) -> str:
         f"{key} {str(value).lower() if isinstance(value, bool) else value}"
         for key, value in table.items()
         if key not in (NAME, INNER) and value is not None
-        if type(value) is int or value != usual[key].default
+        if (type(value) is int and value) or value != usual[key].default
     ]
     own = table[NAME] + (f" ({', '.join(options)})" if options else "")
     return f"{own} over {layer_in_words(table[INNER])}" if INNER in table else own
