@@ -159,9 +159,18 @@ class DeepResidual(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         depth = check_integer(name, "depth", depth, minimum=0)
-        place = factory_kwargs(embedding)
+        factory = factory_kwargs(embedding)
         options = MapOptions(
-            name, activation, dropout, locked, dropout_at, init_range, map_bias, place, norm, block
+            name,
+            activation,
+            dropout,
+            locked,
+            dropout_at,
+            init_range,
+            map_bias,
+            factory,
+            norm,
+            block,
         )
         if depth == 0 and d_h != d:
             raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
@@ -207,16 +216,16 @@ class DeepResidual(MatrixLayer):
             self.gates = None
         elif gate == "frequency":
             seen = check_counts(name, counts, label_count(embedding))
-            self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**place))
+            self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**factory))
         else:
             gates = 1 if gate == "scalar" else label_count(embedding)
-            self.gates = nn.Parameter(torch.zeros(gates, **place))
+            self.gates = nn.Parameter(torch.zeros(gates, **factory))
         self.correction = check_integer(name, "correction", correction, minimum=0)
         self.correction_embeddings: Tensor | None = None  # A
         self.correction_map: Tensor | None = None  # B
         if correction:
-            rows = torch.zeros(label_count(embedding), correction, **place)
-            columns = torch.empty(correction, d_h, **place).uniform_(-init_range, init_range)
+            rows = torch.zeros(label_count(embedding), correction, **factory)
+            columns = torch.empty(correction, d_h, **factory).uniform_(-init_range, init_range)
             self.correction_embeddings = nn.Parameter(rows)
             self.correction_map = nn.Parameter(columns)
 
