@@ -61,7 +61,7 @@ class Head(nn.Module):
             self.layer.resize(layer.vocabulary_size)
 
     def check_rows(self) -> None:
-        """Encode the labels again if a row of any parameter was written, in whatever way."""
+        """Encode the labels again if the sum of any row of a parameter has changed."""
         for part in self.layer.modules():
             for cache in vars(part).values():
                 if isinstance(cache, LabelCache):
