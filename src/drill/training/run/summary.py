@@ -102,7 +102,7 @@ def few_steps(settings: Settings, tokens: int) -> str | None:
         return None
     epoch = max(1, rows // given["bptt"])  # segments are about bptt long
     steps = epoch * given["epochs"]
-    if steps >= FEW_STEPS:
+    if steps >= FEW_STEPS or given["max_steps"] is not None:  # which asks for few
         return None
     enough = -(-FEW_STEPS // epoch)
     return (
