@@ -167,7 +167,7 @@ _heads: WeakValueDictionary[int, Head] = WeakValueDictionary()
 @library.custom_op(
     "drill::head_logits",
     mutates_args=(),
-    tags=torch.Tag.cudagraph_unsafe,  # it looks for changes, and may encode
+    tags=(torch.Tag.cudagraph_unsafe,),  # it looks for changes, and may encode
 )
 def compiled_logits(hidden: Tensor, number: int, parameters: list[Tensor]) -> Tensor:
     """The logits of a head that a compiled graph knows by its number.

@@ -6,6 +6,7 @@ them than the device to run them. A graph is one launch.
 
 import gc
 import logging
+import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ class GraphRecorder:
                 try:
                     work()
                 except BaseException:
-                    with suppress(RuntimeError):  # which only says that work has failed
+                    # The error and the warning of an empty graph only say that work has failed.
+                    with suppress(RuntimeError), warnings.catch_warnings(action="ignore"):
                         self._end(graph)
                     raise
                 self._end(graph)
