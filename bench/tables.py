@@ -14,6 +14,7 @@ from typing import NamedTuple
 import ledger_tables as ledger
 import numpy as np
 from columns import COLUMNS, Row, cells, section, title
+from setting import LARGE
 
 from drill import report
 from drill.report.results.paper import CURVES, FINETUNED, PAPER
@@ -94,8 +95,9 @@ def epochs(rows: Sequence[Row]) -> list[str]:
 
 
 def layers_and_losses(rows: Sequence[Row]) -> Iterator[str]:
-    """Layers at every size, losses at the largest."""
+    """Layers at every size that all were measured at, losses at the largest."""
     layers = [row for row in rows if row["benchmark"] == "layers" and row["dtype"] == "bfloat16"]
+    layers = [row for row in layers if row["size"] not in LARGE]
     ms = {(row["name"], row["size"]): row["ms_graph_median"] for row in layers}
     sizes = list(dict.fromkeys(row["size"] for row in layers))
     lines = [["nll, forward + backward: ms (x tied)", *sizes]]
@@ -276,7 +278,7 @@ def verdict(line: Aim) -> str:
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
 TRANSLATORS = "docs/figures.md#the-translators"
-STUDIES = ("ptb", "demo-maps", "multi30k", "multi30k-maps")
+STUDIES = ("ptb-full-length", "ptb", "demo-maps", "multi30k", "multi30k-maps")
 COMPARED = "europarl"
 """The corpus whose layers are compared by single runs, not by a study."""
 
@@ -300,7 +302,14 @@ def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> list[str]:
     what, epoch = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included", goals["epoch"]
     ours, peers = shown(epoch.ours, "{0.value:.1f} s"), f"authors' {epoch.peers}"
     lines.append([what, ours, peers, "`python bench/epoch.py --recipe ptb-drill-4`"])
-    lines += [validation_perplexity(runs), final_perplexity(runs)]
+    lines.append(validation_perplexity(runs))
+    keys = (FINETUNED, f"{FINETUNED}+dynamic")
+    paper = "; ".join(str(PAPER[f"ptb-drill-4{each}"].test) for each in keys)
+    what = (
+        f"[test perplexity]({MODELS}) of `ptb-drill-4` after 500 epochs and 120 of finetuning; "
+        f"then with dynamic evaluation (paper {paper})"
+    )
+    lines.append(study_row("ptb-full-length", "drill-4", what, "finetune", "dynamic"))
     what = (
         f"[the same]({MODELS}) after 215 epochs of the short recipe; then with dynamic evaluation"
     )
@@ -344,27 +353,6 @@ def validation_perplexity(runs: Sequence[report.Row]) -> list[str]:
     ]
 
 
-def final_perplexity(runs: Sequence[report.Row]) -> list[str]:
-    """Of the last run as long as the published one, finetuned, then with dynamic evaluation."""
-    name = "ptb-drill-4"
-    whole = max(CURVES[name])
-    run = [run for run in ledger.of_recipe(runs, name) if run.epochs >= whole][-1]
-    finetuned = (each for each in runs if each.recipe == f"{name}{FINETUNED}")
-    tuned = [each for each in finetuned if each.settings.get("init_from") == run.name][-1]
-    dynamic = stage_results(tuned, "dynamic")[-1]
-    ours = (run.test_published, tuned.test_published, dynamic["perplexity"])
-    theirs = (PAPER[f"{name}{each}"].test for each in ("", FINETUNED, f"{FINETUNED}+dynamic"))
-    minutes = ((run.seconds or 0.0) + (tuned.seconds or 0.0) + dynamic["seconds"]) / 60
-    return [
-        f"[test perplexity]({MODELS}) of `{name}`, one seed: {run.epochs} epochs; finetuned for "
-        f"{tuned.epochs}; then with dynamic evaluation. {minutes:.0f} minutes in all",
-        "; ".join(f"{each:.1f}" for each in ours),
-        f"paper {'; '.join(map(str, theirs))}",
-        f"`drill train {name} --set training.epochs={whole}`, `drill finetune`, "
-        f"`drill dynamic`, [settings]({MODELS})",
-    ]
-
-
 def study(name: str) -> States:
     return States(read_plan(ROOT / f"studies/{name}.toml"), ROOT / f"results/{name}.jsonl", None)
 
@@ -386,17 +374,20 @@ def study_row(name: str, row: str, what: str, *stages: str) -> list[str]:
         found = [finished_results(states, rows[each], stage) for each in (row, "tied")]
         ours, tied = ([final_score(each[n], stage) for n in sorted(each)] for each in found)
         by = paired_difference(ours, tied)
-        low, high = (by.mean + sign * (by.half or 0.0) for sign in (-1, 1))
-        change = f"difference {by.mean:+.2f}, 95% interval {low:+.2f} to {high:+.2f}"
+        change = f"difference {by.mean:+.2f}"
+        if by.half is not None:
+            change += f", 95% interval {by.mean - by.half:+.2f} to {by.mean + by.half:+.2f}"
         cells.append((f"{mean(ours):.2f}", f"{mean(tied):.2f}, {change}"))
     own, others = ("; ".join(each) for each in zip(*cells, strict=True))
     command = f"`drill study studies/{name}.toml --report`"
-    return [f"{what}, mean of {len(ours)} seeds", own, f"tied weights {others}", command]
+    seeds = f"mean of {len(ours)} seeds" if len(ours) > 1 else "one seed"
+    return [f"{what}, {seeds}", own, f"tied weights {others}", command]
 
 
 def final_score(row: report.Row, stage: str) -> float:
     """BLEU of a translator, test perplexity of a language model."""
-    last = row.test if stage == "train" else stage_results(row, stage)[-1]["perplexity"]
+    trained = stage in ("train", "finetune")
+    last = row.test if trained else stage_results(row, stage)[-1]["perplexity"]
     return row.extra.get("bleu", last)
 
 
