@@ -70,14 +70,14 @@ def test_patience_ends_a_run_and_its_best_weights_are_tested(tmp_path, scripted,
     options = {"epochs": 50, "patience": 2, "validate_every": every}
     outcome = task.run(tmp_path, **options)
     assert [row["valid_loss"] for row in validations(tmp_path)] == pytest.approx(LOSSES)
-    assert (outcome.finished, outcome.stopped, outcome.out_of_time) == (True, True, False)
+    assert (outcome.finished, outcome.ended_by) == (True, "patience")
     assert outcome.best_epoch == validations(tmp_path)[1]["epoch"]
     assert rows(tmp_path)[-1]["kind"] == "test"
     no_step = after(1, task.optimizer(), pytest.fail)
     again = task.run(tmp_path, **options, optimizer=no_step)
-    assert (again.finished, again.stopped, again.epoch) == (True, True, outcome.epoch)
+    assert (again.finished, again.ended_by, again.epoch) == (True, "patience", outcome.epoch)
     more = task.run(tmp_path, **options | {"epochs": 60})
-    assert more.stopped  # more epochs change nothing
+    assert more.ended_by == "patience"  # more epochs change nothing
     assert len(validations(tmp_path)) == 5
 
 
@@ -114,10 +114,10 @@ def test_validation_at_a_limit_does_not_count_for_patience(
         cut = {"max_minutes": 60.0}
     outcome = task.run(tmp_path / "run", epochs=4, patience=0, **cut)
     assert [row["step"] for row in validations(tmp_path / "run")] == [*steps, steps[-1] + 1]
-    assert (first.epoch, outcome.finished, outcome.stopped) == (2, True, False)
+    assert (first.epoch, outcome.finished, outcome.ended_by) == (2, True, limit)
     monkeypatch.setattr(TrainingState, "agree_on_time", lambda *_: None)
     more = task.run(tmp_path / "run", epochs=4, patience=0)
-    assert (more.epoch, more.stopped) == (4, False)
+    assert (more.epoch, more.ended_by) == (4, "epochs")
 
 
 @both_tasks
@@ -153,7 +153,7 @@ def test_initial_weights_are_neither_averaged_nor_counted_for_bleu(tmp_path):
 @both_tasks
 def test_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_path, timed, task):
     outcome = timed(task, tmp_path, 1.0, epochs=50)
-    assert (outcome.finished, outcome.out_of_time) == (True, True)
+    assert (outcome.finished, outcome.ended_by) == (True, "max_minutes")
     assert outcome.test is not None
     found = rows(tmp_path)
     assert found[-1]["kind"] == "test"
@@ -161,7 +161,7 @@ def test_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_pat
     assert 60.0 <= RunFolder(tmp_path).rows()[-2]["elapsed"] < 80.0
     before = all_of(tmp_path)
     again = timed(task, tmp_path, 1.0, epochs=50)  # it has ended
-    assert (again.epoch, again.out_of_time) == (outcome.epoch, True)
+    assert (again.epoch, again.ended_by) == (outcome.epoch, "max_minutes")
     assert unlike(all_of(tmp_path), before) == []
     assert timed(task, tmp_path, 1.5, epochs=50).finished
     assert rows(tmp_path)[-2]["step"] > found[-2]["step"]

@@ -168,7 +168,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None
         )
     if main:
         _print_outcome(outcome, folder)
-        if outcome.finished and outcome.out_of_time and not quiet:
+        if outcome.finished and outcome.ended_by == "max_minutes" and not quiet:
             note("ended by training.max_minutes; set a larger one to continue")
     if not outcome.finished or outcome.interrupted:
         raise Exit(130)
@@ -230,10 +230,10 @@ def _print_outcome(outcome: "Outcome", folder: Path) -> None:
         tested = f"perplexity {outcome.test.perplexity:.2f}"
         if outcome.test.bits_per_byte is not None:
             tested += f", {outcome.test.bits_per_byte:.4f} bits per byte"
+    limit = outcome.ended_by
     echo(
         f"{folder}: valid perplexity {outcome.valid.perplexity:.2f}  test {tested}  "
         f"(best of {outcome.epoch} epoch{'' if outcome.epoch == 1 else 's'}: {outcome.best_epoch}; "
         f"{duration(outcome.elapsed)} in total"
-        f"{', ended by training.max_minutes' if outcome.out_of_time else ''}"
-        f"{', ended by training.patience' if outcome.stopped else ''})"
+        f"{'' if limit == 'epochs' else f', ended by training.{limit}'})"
     )

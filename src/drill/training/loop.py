@@ -125,8 +125,7 @@ class Outcome:
     test: Any  # Perplexity or TranslationResult; None if unfinished
     elapsed: float  # seconds, summed over resumes
     interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone
-    out_of_time: bool = False  # ended by max_minutes: a larger one resumes
-    stopped: bool = False  # ended by patience: validations no longer improve
+    ended_by: str | None = None  # epochs, max_steps, max_minutes or patience, if finished
     signal: int | None = None  # which one; None if another process was interrupted
 
 
@@ -209,7 +208,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             # validate
             epoch_done, every = state.epoch_done(), options.validate_every
             due = every is not None and state.step % every == 0
-            if epoch_done or due or state.limit_reached() or state.validation_pending:
+            if epoch_done or due or state.ended_by() or state.validation_pending:
                 state.loss = finite(state.mean_loss(world), task)
                 reporter.measure_speed()
                 check_damaged(task)
@@ -355,8 +354,7 @@ def _finished(state: TrainingState, valid: Score, test: Any, elapsed: float) -> 
         valid=valid,
         test=test,
         elapsed=elapsed,
-        out_of_time=not state.complete(),
-        stopped=state.stopped(),
+        ended_by=state.ended_by(),
     )
 
 

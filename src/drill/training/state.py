@@ -132,22 +132,20 @@ class TrainingState(abc.ABC):
     def epoch_done(self) -> bool:
         return self.position >= self.epoch_size
 
-    def stopped(self) -> bool:
-        """Whether validations no longer improve."""
-        return self.stopper is not None and self.stopper.triggered
-
-    def complete(self) -> bool:
-        """Whether all epochs or steps are trained, or as many as ``patience`` allows."""
-        enough = self.max_steps is not None and self.step >= self.max_steps
-        return enough or self.epoch > self.epochs or self.stopped()
-
-    def limit_reached(self) -> bool:
-        """Whether the run is complete or the time is up."""
-        return self.complete() or self.time_fraction >= 1.0
+    def ended_by(self) -> str | None:
+        """The setting that ends the run here; None if it goes on."""
+        if self.stopper is not None and self.stopper.triggered:
+            return "patience"  # validations no longer improve
+        if self.epoch > self.epochs:
+            return "epochs"
+        if self.max_steps is not None and self.step >= self.max_steps:
+            return "max_steps"
+        return "max_minutes" if self.time_fraction >= 1.0 else None
 
     def is_done(self) -> bool:
         """Whether a limit is reached and there are weights to test."""
-        return self.limit_reached() and self.best is not None and not self.validation_pending
+        reached = self.ended_by() is not None
+        return reached and self.best is not None and not self.validation_pending
 
     def last_epoch(self) -> int:
         """The one that ended last, or that a limit has cut."""

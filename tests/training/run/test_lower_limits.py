@@ -1,4 +1,4 @@
-"""Less is asked of a run than it has trained: nothing that it found is lost."""
+"""Less is asked of a run than it has trained, or no more of what ended it: nothing is lost."""
 
 import pytest
 
@@ -29,6 +29,31 @@ def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(
     assert run_cli(*first)[:2] == (code, longer) == (0, longer)
     assert "(best of 2 epochs: " in longer
     assert [f"runs/{name}: has already used 2 epochs" in each for each in caplog.messages] == [True]
+    assert contents(workspace / "runs" / name) == before
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ended"),
+    [
+        ("max_steps=3", "epochs=8", ", ended by training.max_steps)\n"),
+        ("epochs=1", "max_steps=900", " in total)\n"),
+    ],
+)
+def test_a_larger_limit_than_the_one_that_ended_a_run_is_noted(
+    run_cli, workspace, caplog, first, second, ended
+):
+    name = f"ended by {first}"
+    limits = ("--name", name, *ON_A_CPU, "--set", f"training.{first}")
+    code, result, _ = run_cli("train", "tiny.toml", *limits)
+    assert (code, result.endswith(ended)) == (0, True)
+    before = contents(workspace / "runs" / name)
+    caplog.clear()
+    own = ("train", f"runs/{name}", *ON_A_CPU)
+    assert run_cli(*own)[:2] == (0, result)
+    assert caplog.messages == []
+    assert run_cli(*own, "--set", f"training.{second}")[:2] == (0, result)
+    reason = f"runs/{name}: was ended by training.{first.replace('=', ' ')}"
+    assert [each.startswith(reason) for each in caplog.messages] == [True]
     assert contents(workspace / "runs" / name) == before
 
 

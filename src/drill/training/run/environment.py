@@ -126,16 +126,28 @@ def commit() -> str | None:
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
     """Whether a run was tested and these settings ask for no more training."""
+    return ended_by(run, settings) is not None
+
+
+def ended_by(run: RunFolder, settings: Settings) -> str | None:
+    """The setting of ``training`` that ends a tested run; None if it would train on."""
     if run.test_row() is None or not run.last.exists():
-        return False
-    last, asked = run.last_numbers(), settings.training
-    steps, minutes = asked["max_steps"], asked["max_minutes"]
+        return None
+    last = run.last_numbers()
     with run.reading_last():
-        trained = last["elapsed"] - last["test_seconds"]
-        stopper = last["stopper"]  # stopped by patience: more epochs change nothing
-        return (
-            last["epoch"] > asked["epochs"]
-            or (steps is not None and last["step"] >= steps)
-            or (minutes is not None and trained >= 60.0 * minutes)
-            or (stopper is not None and stopper["triggered"])
-        )
+        stopper = last["stopper"]
+        if stopper is not None and stopper["triggered"]:
+            return "patience"  # more epochs change nothing
+        for limit, used in used_limits(run).items():
+            asked = settings.training[limit]
+            if asked is not None and used >= asked:
+                return limit
+    return None
+
+
+def used_limits(run: RunFolder) -> dict[str, float]:
+    """How much of every limit the last checkpoint of a run has used."""
+    last = run.last_numbers()
+    with run.reading_last():
+        minutes = (last["elapsed"] - last["test_seconds"]) / 60.0
+        return {"epochs": last["epoch"] - 1, "max_steps": last["step"], "max_minutes": minutes}

@@ -10,7 +10,7 @@ from drill.data import DataError
 from drill.data.parallel.corpora import PARALLEL_NAMES
 from drill.data.text.catalog import NAMES
 from drill.errors import RunFolderError
-from drill.training.run.environment import has_ended
+from drill.training.run.environment import ended_by, has_ended, used_limits
 from drill.training.run.folder import RunFolder
 from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, read_settings, recipe
 
@@ -90,11 +90,8 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
                 "this one another --name, or remove the folder"
             )
         return
-    last = run.last_numbers()
-    with run.reading_last():
-        minutes = (last["elapsed"] - last["test_seconds"]) / 60.0
-        done = {"epochs": last["epoch"] - 1, "max_steps": last["step"], "max_minutes": minutes}
-    for limit, trained in done.items():
+    limits = used_limits(run)
+    for limit, trained in limits.items():
         asked, before = settings.training.get(limit), own.training.get(limit)
         if asked is None or trained <= asked or (before is not None and before <= asked):
             continue
@@ -105,6 +102,11 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
         if warn:
             logger.warning(f"{fault} to resume: this is its result")
         return
+    reason = ended_by(run, settings) if warn else None
+    if reason and any(settings.training[each] != own.training[each] for each in limits):
+        more = "" if reason == "patience" else "; raise that to train further"
+        given = settings.training[reason]
+        logger.warning(f"{run.path}: was ended by training.{reason} {given}{more}")
 
 
 def _warn_schedule_changes(settings: Settings, own: Settings, run: RunFolder) -> None:
