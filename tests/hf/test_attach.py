@@ -162,6 +162,11 @@ def test_checkpoint_is_read_by_every_auto_class_that_has_the_head(family, names,
         assert torch.equal(logits(again), logits(model))
     body = T.AutoModel.from_pretrained(tmp_path)  # which has no head
     assert torch.equal(body.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    body.save_pretrained(tmp_path / "body")  # a stock checkpoint
+    config = T.PretrainedConfig.get_config_dict(tmp_path / "body")[0]
+    assert ("drill" in config, config["model_type"]) == (False, model.config.model_type)
+    again = type(body).from_pretrained(tmp_path / "body")
+    assert torch.equal(again.get_input_embeddings().weight, body.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-untied", "gpt2", "t5"])

@@ -189,14 +189,19 @@ class AttachedModel(Stock):
 class AttachedConfig(Stock):
     """Mixin for a transformers config: writes a ``config.json`` that stock classes refuse.
 
+    That of a part without the head, such as the body that AutoModel reads, is a stock one.
     ``drill`` has the stock type, the layer's name and options, and what else ``attach`` was given.
     """
 
     drill: dict[str, Any]
 
     def to_diff_dict(self) -> dict[str, Any]:
-        refused = {"model_type": MODEL_TYPE, "transformers_weights": REFUSAL}
-        return {**super().to_diff_dict(), **refused}
+        found = super().to_diff_dict()
+        saved = getattr(transformers, (self.architectures or [""])[0], None)
+        if saved is not None and not saved.can_generate():  # such as the body by AutoModel
+            del found["drill"]
+            return found
+        return {**found, "model_type": MODEL_TYPE, "transformers_weights": REFUSAL}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
