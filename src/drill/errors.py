@@ -1,4 +1,7 @@
-"""Errors that a user can act on: DrillError and its kinds."""
+"""Errors that a user can act on: DrillError and its kinds; hints for unknown names."""
+
+import difflib
+from collections.abc import Sequence
 
 
 class DrillError(Exception):
@@ -93,3 +96,18 @@ def check_value(
 ) -> None:
     """``require`` for what has no owner, such as a setting."""
     require(ok, "", name, expected, value, error)
+
+
+def near_ones(word: str, known: Sequence[str]) -> list[str]:
+    """Up to three names that ``word`` may have been meant as: the nearest, and those as near."""
+    found = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    likeness = [difflib.SequenceMatcher(None, each, word).ratio() for each in found]
+    return [each for each, like in zip(found, likeness, strict=True) if like > likeness[0] - 0.1]
+
+
+def nearest(word: str, known: list[str], prefix: str = "") -> str:
+    """A hint for an unknown name; ``prefix`` makes suggestions full keys: ``layer.depth``."""
+    near = near_ones(word, known)
+    if near:
+        return f"; did you mean {' or '.join(prefix + each for each in near)}?"
+    return f"; known are {', '.join(known)}"

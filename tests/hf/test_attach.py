@@ -471,6 +471,19 @@ def test_models_whose_head_cannot_be_replaced():
         attach(whisper)
 
 
+@pytest.mark.parametrize(
+    ("error", "layer", "options", "meant"),
+    [
+        (ValueError, "deep-residul", {}, "deep-residual"),
+        (ValueError, 4, {}, "known are"),
+        (TypeError, "deep-residual", {"dept": 2}, "depth"),
+    ],
+)
+def test_a_misspelt_layer_or_option_names_the_nearest(error, layer, options, meant):
+    with pytest.raises(error, match=f"; (did you mean )?{meant}"):
+        attach(build("llama"), layer, **options)
+
+
 def test_another_head_than_the_one_attached_raises():
     model = attach(build("llama"), depth=1)
     model.set_output_embeddings(nn.Linear(32, V, bias=False))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from drill.errors import nearest
 from drill.hf.head import Head
 from drill.hf.model import (
     INNER,
@@ -81,7 +82,8 @@ def attach(
             "that reads token ids"
         )
     check_settings("sum", label_smoothing, "auto", memory, IGNORE_INDEX)
-    one_of("attach", "layer", layer, list(LAYERS))
+    if layer not in (names := [*LAYERS]):
+        raise ValueError(f"attach: there is no layer {layer!r}{nearest(str(layer), names)}")
     matrix = options
     if not issubclass(LAYERS[layer], MatrixLayer):
         matrix = options[INNER] = {"name": "tied", **options.get(INNER, {})}
@@ -202,7 +204,7 @@ def _check_logits(model: Any, linear: nn.Linear) -> None:
     """
     error = TypeError(
         f"attach: {type(model).__name__} changes its logits after the head in a way that drill "
-        "does not know, so its loss would be wrong"
+        "does not know, so its loss would be wrong; take a model without such a factor"
     )
     text_config = model.config.get_text_config()
     if any(getattr(text_config, name, None) not in (None, 1) for name in SCALES):

@@ -17,6 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
+from drill.errors import nearest
 from drill.hf.head import Head
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.layers import LAYERS, Mixtape, OutputLayer
@@ -269,7 +270,7 @@ def build_layer(drill: dict[str, Any], embedding: Any, hidden_size: int) -> Outp
     known += [INNER] if first == "layer" else []
     for key in options:
         if key not in known:
-            raise TypeError(f"{layer.__name__} has no option {key!r}; it has {', '.join(known)}")
+            raise TypeError(f"{layer.__name__} has no option {key!r}{nearest(key, known)}")
     if INNER in options:
         inner = dict(options.pop(INNER))
         matrix = {"layer": inner.pop("name"), "options": inner}

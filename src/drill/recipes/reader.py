@@ -1,6 +1,5 @@
 """Recipes in TOML: read, merged with their base, changed by --set."""
 
-import difflib
 import json
 import os
 import tomllib
@@ -10,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drill.errors import SettingsError
+from drill.errors import SettingsError, near_ones
 from drill.files import read_regular
 
 Table = dict[str, Any]
@@ -161,18 +160,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-
-
-def near_ones(word: str, known: Sequence[str]) -> list[str]:
-    """Up to three names that ``word`` may have been meant as: the nearest, and those as near."""
-    found = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    likeness = [difflib.SequenceMatcher(None, each, word).ratio() for each in found]
-    return [each for each, like in zip(found, likeness, strict=True) if like > likeness[0] - 0.1]
-
-
-def nearest(word: str, known: list[str], prefix: str = "") -> str:
-    """A hint for an unknown name; ``prefix`` makes suggestions full keys: ``layer.depth``."""
-    near = near_ones(word, known)
-    if near:
-        return f"; did you mean {' or '.join(prefix + each for each in near)}?"
-    return f"; known are {', '.join(known)}"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from drill.errors import SettingsError
-from drill.recipes.reader import NAME, Table, nearest
+from drill.errors import SettingsError, nearest
+from drill.recipes.reader import NAME, Table
 
 NONE = "none"
 LARGEST = 1e30  # of a number: a multiple of it still fits into float32

@@ -18,19 +18,11 @@ from typing import Any
 from torch import nn
 
 from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
-from drill.errors import ArgumentError, SettingsError
+from drill.errors import ArgumentError, SettingsError, near_ones, nearest
 from drill.layers import LAYERS, LabelSource, MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.transformer.transformer import PRESETS, Transformer
-from drill.recipes.reader import (
-    NAME,
-    Table,
-    apply_overrides,
-    near_ones,
-    nearest,
-    parsed,
-    read,
-)
+from drill.recipes.reader import NAME, Table, apply_overrides, parsed, read
 from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
 from drill.training.optim.optimizer import is_label_map
 from drill.training.options import LanguageModelOptions, TranslationOptions
