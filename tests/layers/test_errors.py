@@ -240,7 +240,7 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Sequence[Any]]]] = [
     (DualNonlinear, {"activation": ("swish",), "joint_size": (0, 1.5)}),
     (DeepResidual, dict.fromkeys(("activation", "impl", "norm", "block", "gate"), ("batch",))),
     (DeepResidual, {"depth": (-1, 1.5, True, "2", None, np.float64(2.0)), "gate_count": (0.0,)}),
-    (DeepResidual, {"correction": (-1, 1.5, True)}),
+    (DeepResidual, {"correction": (-1, 1.5, True, D + 1)}),
     (DeepResidual, dict.fromkeys(("residual_between", "zero_start", "center"), (1,))),
     (partial(DeepResidual, depth=0), {"dropout": (1.0,), "activation": ("swish",)}),
     (mixture, {"experts": (0, 1.5), "dropout": (1.0,), "locked": (1,)}),

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_integer, same_width
-from drill.layers.label_map import LabelMap, MapOptions
+from drill.layers.label_map import DropoutAt, LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 
@@ -35,7 +35,7 @@ class Bilinear(MatrixLayer):
         *,
         dropout: float = 0.0,
         locked: bool = True,
-        dropout_at: str = "input",
+        dropout_at: DropoutAt = "input",
         residual: bool = False,
         init_range: float = 0.1,
         map_bias: bool = False,

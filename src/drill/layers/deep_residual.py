@@ -18,7 +18,7 @@ Options beyond the paper, each of which may be combined with the others:
 """
 
 from collections.abc import Sequence
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ from drill.layers.checks import (
     same_width,
 )
 from drill.layers.label_cache import LabelCache
-from drill.layers.label_map import LabelMap, MapOptions
+from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, MapOptions, Norm
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
@@ -52,8 +52,8 @@ from drill.layers.label_source import (
     refill,
 )
 
-SIDES = ("output", "input", "both")
-GATES = ("none", "scalar", "label", "frequency")
+ApplyTo = Literal["output", "input", "both"]
+Gate = Literal["none", "scalar", "label", "frequency"]
 GATE_COUNT = 100.0
 ZERO_AT_ZERO = ("tanh", "gelu", "silu", "none")  # activations that are 0 at 0 and have a slope
 
@@ -114,8 +114,8 @@ class DeepResidual(MatrixLayer):
             be combined with ``zero_start``. "none": no gate.
         gate_count: the training count at which a gate of "frequency" is one half.
         counts: (V,) training counts of the labels, for gate="frequency".
-        correction: rank of a free correction of each label, beside the maps that all labels share.
-            It starts at zero and adds correction*(V + d_h) parameters. 0: none.
+        correction: rank of a free correction of each label, beside the maps that all labels share;
+            at most d_h. It starts at zero and adds correction*(V + d_h) parameters. 0: none.
         center: subtract the mean label in float32 before labels are rounded to a narrower dtype.
             Softmax ignores it, but the offset of sigmoid would cost 2 to 3 bits of bfloat16. The
             mean is over all labels, also for ``labels(rows)``.
@@ -135,22 +135,22 @@ class DeepResidual(MatrixLayer):
         hidden_size: int | None = None,
         *,
         depth: int = 4,
-        activation: str = "sigmoid",
-        norm: str = "none",
-        block: str = "map",
+        activation: Activation = "sigmoid",
+        norm: Norm = "none",
+        block: Block = "map",
         dropout: float = 0.0,
         locked: bool = True,
-        dropout_at: str = "input",
+        dropout_at: DropoutAt = "input",
         residual: bool = True,
         residual_between: bool = False,
         init_range: float = 0.1,
         zero_start: bool = False,
-        gate: str = "none",
+        gate: Gate = "none",
         gate_count: float = GATE_COUNT,
         counts: Tensor | Sequence[float] | None = None,
         correction: int = 0,
         center: bool = False,
-        apply_to: str = "output",
+        apply_to: ApplyTo = "output",
         map_bias: bool = True,
         bias: bool = True,
         impl: EncoderImplementation = "auto",
@@ -176,7 +176,7 @@ class DeepResidual(MatrixLayer):
             raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
         if check_bool(name, "residual", residual):
             same_width(name, "hidden_size", d_h, "the embedding's width", d)
-        if one_of(name, "apply_to", apply_to, SIDES) != "output":
+        if one_of(name, "apply_to", apply_to, get_args(ApplyTo)) != "output":
             same_width(name, "hidden_size", d_h, "the width of input words", d)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
@@ -184,7 +184,7 @@ class DeepResidual(MatrixLayer):
         self.residual_between = check_bool(name, "residual_between", residual_between)
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
         self.center = check_bool(name, "center", center)
-        self.gate = one_of(name, "gate", gate, GATES)
+        self.gate = one_of(name, "gate", gate, get_args(Gate))
         self.apply_to = apply_to
         self._inputs: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
@@ -221,6 +221,7 @@ class DeepResidual(MatrixLayer):
             gates = 1 if gate == "scalar" else label_count(embedding)
             self.gates = nn.Parameter(torch.zeros(gates, **factory))
         self.correction = check_integer(name, "correction", correction, minimum=0)
+        require(correction <= d_h, name, "correction", f"at most the width {d_h}", correction)
         self.correction_embeddings: Tensor | None = None  # A
         self.correction_map: Tensor | None = None  # B
         if correction:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from drill.kernels.loss.checks import check_operand
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_integer, same_width
-from drill.layers.label_map import LabelMap, MapOptions
+from drill.layers.label_map import Activation, DropoutAt, LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 
@@ -38,10 +38,10 @@ class DualNonlinear(MatrixLayer):
         hidden_size: int | None = None,
         joint_size: int | None = None,
         *,
-        activation: str = "tanh",
+        activation: Activation = "tanh",
         dropout: float = 0.0,
         locked: bool = True,
-        dropout_at: str = "input",
+        dropout_at: DropoutAt = "input",
         residual: bool = False,
         init_range: float = 0.1,
         map_bias: bool = True,

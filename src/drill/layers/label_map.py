@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,10 @@ from drill.layers.checks import (
 )
 from drill.layers.label_source import FactoryKwargs
 
-DROPOUT_PLACES = ("input", "output")
-NORMS = ("none", "rms")
-BLOCKS = ("map", "mlp")
+Activation = Literal["sigmoid", "relu", "tanh", "gelu", "silu", "none"]
+DropoutAt = Literal["input", "output"]
+Norm = Literal["none", "rms"]
+Block = Literal["map", "mlp"]
 RMS_EPS = 1e-5  # bounds the gradient of a label of zeros, such as that of padding
 
 
@@ -33,22 +35,22 @@ class MapOptions:
     """The options that all layers with maps share, checked."""
 
     layer: str  # name of the layer, for error messages
-    activation: str
+    activation: Activation
     dropout: float
     locked: bool
-    dropout_at: str
+    dropout_at: DropoutAt
     init_range: float
     bias: bool
     factory_kwargs: FactoryKwargs
-    norm: str = "none"
-    block: str = "map"
+    norm: Norm = "none"
+    block: Block = "map"
 
     def __post_init__(self) -> None:
-        one_of(self.layer, "activation", self.activation, tuple(ACTIVATIONS))
+        one_of(self.layer, "activation", self.activation, get_args(Activation))
         object.__setattr__(self, "dropout", check_fraction(self.layer, "dropout", self.dropout))
-        one_of(self.layer, "dropout_at", self.dropout_at, DROPOUT_PLACES)
-        one_of(self.layer, "norm", self.norm, NORMS)
-        one_of(self.layer, "block", self.block, BLOCKS)
+        one_of(self.layer, "dropout_at", self.dropout_at, get_args(DropoutAt))
+        one_of(self.layer, "norm", self.norm, get_args(Norm))
+        one_of(self.layer, "block", self.block, get_args(Block))
         check_positive(self.layer, "init_range", self.init_range)
         check_bool(self.layer, "locked", self.locked)
         check_bool(self.layer, "map_bias", self.bias)
@@ -63,9 +65,9 @@ class LabelMap(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, options: MapOptions) -> None:
         super().__init__()
-        self.activation = options.activation
+        self.activation: str = options.activation
         self.dropout = options.dropout
-        self.dropout_at = options.dropout_at
+        self.dropout_at: str = options.dropout_at
         self.locked = options.locked
         self.norm = options.norm
         self.block = options.block
