@@ -127,6 +127,15 @@ def test_errors_are_one_line(cli_error, words, key):
 def test_a_setting_given_as_an_option_is_named(run_cli):
     code, _, err = run_cli("train", "ptb-tied", "--batch-size", "3")
     assert (code, "--set training.batch_size=" in err) == (2, True)
+    over = ("--set", "layer.name=deep-residual")
+    for words, keys in (  # those of the recipe or run, if it can be read
+        (["ptb-drill-4"], ["layer"]), (["ptb-tied"], []), (["ptb-tied", *over], ["layer"]),
+        (["ptb-mos-drill"], ["layer.inner"]), (["runs/tiny"], ["layer"]),
+        (["nowhere.toml"], ["encoder", "layer"]), ([], ["encoder", "layer"]),
+    ):  # fmt: skip
+        code, _, err = run_cli("train", *words, "--depth", "3")
+        named = [line.split()[-1] for line in err.splitlines() if "--set " in line]
+        assert (code, named) == (2, [f"{key}.depth=VALUE" for key in keys])
     for words in (["generate", "runs/tiny", "--epochs", "3"], ["--epochs"], ["train", "--tide"]):
         code, _, err = run_cli(*words)
         assert (code, "--set" in err) == (2, False)

@@ -1,8 +1,10 @@
 """The `drill` command; every error is one line."""
 
+import itertools
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import Any
 
 
@@ -54,12 +56,26 @@ def _hint_at_settings(error: Any) -> None:
     """`--epochs 3`, in a command that has --set: typer's error is followed by the way out."""
     unknown = type(error).__name__ == "NoSuchOption"
     if unknown and any("--set" in each.opts for each in error.ctx.command.params):
-        from drill.cli.listings import descriptions
-
         name = error.option_name.strip("-").replace("-", "_")
-        for table, keys in descriptions().items():
-            if name in keys:
-                print(f"It is a setting: --set {table}.{name}=VALUE", file=sys.stderr)
+        for key in _settings_called(name):
+            print(f"It is a setting: --set {key}=VALUE", file=sys.stderr)
+
+
+def _settings_called(name: str) -> list[str]:
+    """Settings of that name: of the recipe or run in the command line, or of any."""
+    from drill.cli.listings import descriptions, settings_of
+    from drill.errors import DrillError
+    from drill.recipes.reader import recipe_names
+
+    known = [f"{table}.{name}" for table, keys in descriptions().items() if name in keys]
+    recipes = (*recipe_names(), *filter(os.path.isdir, sys.argv[2:]))
+    for word in sys.argv[2:] if known else []:
+        if word in recipes or word.endswith(".toml"):
+            changes = [b for a, b in itertools.pairwise(sys.argv) if a == "--set"]
+            with suppress(DrillError):  # an error of its own, once this one is fixed
+                rows = settings_of(word, changes)
+                return [row.key for row in rows if row.key.rpartition(".")[2] == name]
+    return known
 
 
 def _check_surroundings() -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -81,12 +81,19 @@ def _length(each: dict[str, Any]) -> str:
 
 
 SCHEDULES = ("constant", "linear", "cosine", "one-cycle")
+RECURRENT = ("awd-lstm", "rhn")
 APPLIES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    "optimizer.warmup": ("schedule", SCHEDULES),
-    "optimizer.warmup_steps": ("schedule", ("inverse-sqrt",)),
-    "optimizer.hold": ("schedule", ("linear", "cosine")),
-    "optimizer.final": ("schedule", ("linear", "cosine")),
-    "optimizer.ema_decay": ("average", ("ema",)),
+    "optimizer.warmup": ("optimizer.schedule", SCHEDULES),
+    "optimizer.warmup_steps": ("optimizer.schedule", ("inverse-sqrt",)),
+    "optimizer.hold": ("optimizer.schedule", ("linear", "cosine")),
+    "optimizer.final": ("optimizer.schedule", ("linear", "cosine")),
+    "optimizer.ema_decay": ("optimizer.average", ("ema",)),
+    "training.random_lengths": ("encoder.name", RECURRENT),
+    "training.length_seed": ("encoder.name", RECURRENT),
+    "training.length_cap": ("encoder.name", RECURRENT),
+    "training.state_reset": ("encoder.name", RECURRENT),
+    "training.fsdp": ("encoder.name", ("hf",)),
+    "training.compile": ("encoder.name", ("rhn", "hf", "transformer")),
 }
 """Settings that have an effect only with some values of another one."""
 
@@ -120,10 +127,7 @@ def settings(
     on the layer, the encoder, the optimizer and its schedule: add --set layer.name=mixture to see
     those of a mixture.
     """
-    from drill.training.settings import recipe as read_recipe
-
-    name = os.path.join(recipe, "recipe.toml") if os.path.isdir(recipe) else recipe
-    rows = list(_rows(read_recipe(name, change or ())))
+    rows = settings_of(recipe, change or ())
     if as_json:
         echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
@@ -136,18 +140,27 @@ def settings(
         echo("  ".join([*padded, described]))
 
 
+def settings_of(recipe: str, changes: Sequence[str]) -> list[Setting]:
+    """The settings of a recipe or run folder that have an effect."""
+    from drill.training.settings import recipe as read_recipe
+
+    name = os.path.join(recipe, "recipe.toml") if os.path.isdir(recipe) else recipe
+    return list(_rows(read_recipe(name, changes)))
+
+
 def _rows(settings: "Settings") -> Iterator[Setting]:
     from drill.training.schema import settable_arguments
-    from drill.training.settings import ENCODER_DEFAULTS
+    from drill.training.settings import ENCODER_DEFAULTS, flatten
 
+    given = flatten(settings.tables())
     special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
     for table, values, call, names in _tables(settings):
         arguments = settable_arguments(call)
         for key, value in values.items():
             if isinstance(value, dict):  # the wrapped layer, a table of its own
                 continue
-            on, wanted = APPLIES.get(f"{table}.{key}", (key, ()))
-            if wanted and values.get(on) not in wanted:
+            on, wanted = APPLIES.get(f"{table}.{key}", ("", ()))
+            if wanted and given.get(on) not in wanted:
                 continue
             if key in arguments:
                 default = arguments[key].default
