@@ -283,6 +283,14 @@ def test_changes_that_contradict_each_other_are_refused():
     assert "layer: must be a table, got 3" in refused("layer.name=tied", "layer=3")
 
 
+def test_changes_are_a_text_or_several():
+    one = "training.epochs=3"
+    assert recipe("demo-drill", one) == recipe("demo-drill", [one])
+    with pytest.raises(SettingsError) as raised:
+        recipe("demo-drill", {"training.epochs": 3})
+    assert raised.value.key == "changes"
+
+
 def test_a_base_is_a_recipe_or_a_file_next_to_it(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "first.toml").write_text('base = "ptb-drill-4"\n[layer]\ndepth = 2\n')

@@ -96,17 +96,20 @@ class Settings:
         ]
 
 
-def recipe(name: str, changes: Sequence[str] = ()) -> Settings:
+def recipe(name: str, changes: str | Sequence[str] = ()) -> Settings:
     """The settings of a recipe.
 
     Args:
         name: a name that `drill recipes` lists, or a TOML file.
-        changes: ``table.key=value`` texts, such as ``layer.depth=2``.
+        changes: ``table.key=value`` texts, such as ``layer.depth=2``; or one of them.
 
     Returns:
         Checked ``Settings``, for ``drill.train``.
     """
     label = Path(name).stem if name.endswith(".toml") else name
+    changes = [changes] if isinstance(changes, str) else changes
+    if isinstance(changes, Mapping):
+        raise SettingsError("must be a list of texts such as 'layer.depth=2'", key="changes")
     return resolve_settings({"recipe": label, **apply_overrides(read(name), changes)})
 
 
