@@ -85,7 +85,7 @@ def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
 def test_analyse_prints_bands_and_ranks(run_cli, workspace):
     code, out, _ = run_cli("analyse", "runs/tiny", "runs/more", "--device", "cpu")
     assert code == 0
-    assert all(word in out for word in ("by types", "calibration error", "g_out(E)"))
+    assert all(word in out for word in ("by types", "calibration error", "g_out(E)", "streams"))
     width = load_language_model("runs/tiny", device="cpu").model.layer.hidden_size
     ranks = [line for line in out.splitlines() if line.endswith(f"| {width + 2} |")]
     assert len(ranks) == 2

@@ -79,7 +79,7 @@ def generate(
 def score(
     run: options.Run,
     file: options.Lines = None,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     words: Annotated[bool, Option("--words", help="Also print log p of every word.")] = False,
     header: Annotated[bool, Option("--header", help="Print the column names first.")] = False,
     weights: options.Weights = None,

@@ -38,6 +38,7 @@ Precision = Annotated[
 ]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show progress about once a minute only.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
+JsonLines = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 Set = Annotated[
     list[str] | None,
     Option(

@@ -33,7 +33,7 @@ def translate(
     top_p: options.TopP = None,
     seed: options.Seed = None,
     scores: Annotated[bool, Option("--scores", help="Print line number, score and text.")] = False,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     max_ratio: Annotated[
         float, Option(help="Maximum length in subwords: max-ratio x source length + max-extra.")
     ] = 1.0,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, echo
 
 from drill.cli import options
-from drill.cli.display import Counter
+from drill.cli.display import Counter, note
 from drill.cli.options import Split, blocks_of_lines, name_of
 from drill.errors import DataError, SettingsError
 
@@ -41,7 +41,7 @@ def words(
     split: Annotated[
         list[Split] | None, Option(help="Of held-out words: train, valid or test; repeatable.")
     ] = None,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     quiet: options.Quiet = False,
     weights: options.Weights = None,
     device: options.Device = "auto",
@@ -82,6 +82,8 @@ def words(
                 echo(f"{word}: nearest {', '.join(nearest)}")
     if out is not None:
         added.save(out)
+    elif score is None and not quiet:
+        note("nothing is saved; --out FOLDER saves the run with these words")
     if score is not None:
         from drill.cli.generate import print_scores
 

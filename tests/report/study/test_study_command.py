@@ -49,6 +49,12 @@ def test_a_plan_becomes_a_table(run_cli):
     assert "Results of cache" in Path("study.html").read_text()
 
 
+def test_a_study_that_its_budget_ended_says_so(run_cli, tmp_path):
+    words = ("study", "plan.toml", "--minutes", "0", "--ledger", str(tmp_path / "none.jsonl"))
+    code, _, err = run_cli(*words)
+    assert (code, "--minutes 0" in err.splitlines()[-1]) == (0, True)
+
+
 def test_the_ledger_next_to_the_folder_of_the_plan_is_found(run_cli, tmp_path):
     plan = tmp_path / "studies" / "plan.toml"
     plan.parent.mkdir()

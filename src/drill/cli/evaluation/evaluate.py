@@ -59,7 +59,7 @@ def evaluate(
     tokenize: Annotated[
         str | None, Option(help="Translators: sacreBLEU tokenizer; by target language by default.")
     ] = None,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     weights: options.Weights = None,
     precision: options.Precision = None,
     device: options.Device = "auto",
@@ -128,7 +128,7 @@ def dynamic(
     ] = 2e-5,
     segment_length: Annotated[int, Option(min=1, help="Tokens between two gradient steps.")] = 5,
     limit: Annotated[int, Option(min=10, help="Validation tokens that --search reads.")] = 30_000,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     weights: options.Weights = None,
     precision: options.Precision = None,
     device: options.Device = "auto",
@@ -224,7 +224,7 @@ def cache(
     chunk: Annotated[
         int, Option(min=1, help="Tokens read at a time; --published skips by it.")
     ] = 2000,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     weights: options.Weights = None,
     precision: options.Precision = None,
     device: options.Device = "auto",

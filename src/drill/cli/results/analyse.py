@@ -1,6 +1,6 @@
 """`drill analyse`: loss by frequency, calibration, label vectors, rank."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +9,11 @@ from typer import Argument, Option, echo
 from drill.cli import options
 from drill.cli.display import Counter, note
 from drill.errors import SettingsError
+
+STREAMS = (
+    "The test text is cut into up to 20 streams, whose first tokens are not predicted; "
+    "drill evaluate --bands reads it as the test of training does."
+)
 
 
 def analyse(
@@ -22,7 +27,7 @@ def analyse(
     no_rank: Annotated[
         bool, Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
     ] = False,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     quiet: options.Quiet = False,
     device: options.Device = "auto",
 ) -> None:
@@ -51,7 +56,8 @@ def analyse(
         found.add(name, run)
     if not as_json:
         for text in found.texts:
-            echo(band_tables.bands_table(text).markdown())
+            table = band_tables.bands_table(text)
+            echo(replace(table, notes=[*table.notes, STREAMS]).markdown())
             if text.changes:
                 echo(band_tables.changes_table(text).markdown())
             echo(band_tables.calibration_table(text.calibration).markdown())

@@ -25,7 +25,7 @@ def compare(
         Path | None, Option(metavar="FILE", help="Translations of the text, for translators.")
     ] = None,
     top: Annotated[int, Option(min=0, help="Words to list on each side.")] = 10,
-    as_json: options.Json = False,
+    as_json: options.JsonLines = False,
     quiet: options.Quiet = False,
     device: options.Device = "auto",
 ) -> None:

@@ -86,6 +86,8 @@ def study(
     states = runner.run()
     if any(states.state(job) == FAILED for job in wanted.jobs()):
         raise Exit(1)
+    if minutes is not None and states.to_run(retry):
+        note(f"ended by --minutes {minutes:g}; the same command runs the other jobs")
 
 
 def default_ledger(plan: Path, name: str) -> Path:
