@@ -22,8 +22,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.layers import TiedSoftmax
 from drill.models import AwdLstm
-from drill.models.language_model import LanguageModel
-from drill.models.past_decode import PastDecode
+from drill.models.language_model import LanguageModel, PastDecode
 from drill.training.cuda_graphs import GraphRecorder
 from tests.language_modeling.models import bits, every_layer, language_model, measured, text
 from tests.layers.table import one_of_each_layer

@@ -19,8 +19,7 @@ from drill.layers import (
     TiedSoftmax,
 )
 from drill.models import AwdLstm
-from drill.models.language_model import LanguageModel
-from drill.models.past_decode import PastDecode
+from drill.models.language_model import LanguageModel, PastDecode
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.distributed import World
 from drill.training.loop import AsyncLoss

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.models import Transformer
+from drill.models.transformer.transformer import Memory
 
 V, d, B, S, T, PAD = 29, 12, 3, 7, 5, 0
 
@@ -55,3 +56,8 @@ def trained(*given, **options) -> list[Tensor]:
     model, hidden = encoded(*given, **options)
     (hidden * torch.linspace(-1, 1, d, device=hidden.device)).sum().backward()
     return [hidden.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def repeated(memory: Memory, times: int) -> Memory:
+    """Every sentence repeated ``times`` times."""
+    return Memory(*(tensor.repeat_interleave(times, 0) for tensor in memory))

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from drill.layers import DeepResidual, TiedSoftmax
 from drill.models import AwdLstm
-from drill.models.language_model import LanguageModel
-from drill.models.past_decode import PastDecode
+from drill.models.language_model import LanguageModel, PastDecode
 from tests.models.lstm_reference import OFF
 
 V, d, H, T, B = 41, 10, 13, 6, 4

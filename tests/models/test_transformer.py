@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from drill.models import Transformer
 from drill.models.transformer.decoding_cache import STEPS_AT_ONCE
-from drill.models.transformer.inputs import sinusoids
-from drill.models.transformer.transformer import PRESETS
+from drill.models.transformer.transformer import PRESETS, sinusoids
 from tests.models.small_transformers import (
     PAD,
     B,
@@ -22,6 +21,7 @@ from tests.models.small_transformers import (
     make,
     padded,
     ragged,
+    repeated,
 )
 
 
@@ -144,7 +144,7 @@ def test_hypotheses_are_reordered_and_sentences_left_behind(room):
         found = model.step(following[:, 0], cache)
         rows = rows.roll(1).view(B, K).sort(0).values.flatten() % K + rows // K * K
     assert cache.length > STEPS_AT_ONCE
-    whole = model.decode(prefixes, memory.repeat(K))[:, -1]
+    whole = model.decode(prefixes, repeated(memory, K))[:, -1]
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-11)
 
     cache.select(torch.tensor([2, 0]))
@@ -153,7 +153,7 @@ def test_hypotheses_are_reordered_and_sentences_left_behind(room):
     found = model.step(last[:, 0], cache)
     prefixes = torch.cat([prefixes[kept], last], dim=1)
     left = type(memory)(memory.states[[2, 0]], memory.mask[[2, 0]])
-    whole = model.decode(prefixes, left.repeat(K))[:, -1]
+    whole = model.decode(prefixes, repeated(left, K))[:, -1]
     torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
 
 

@@ -12,7 +12,18 @@ from torch.nn.modules import module as torch_module
 from drill.models import Transformer
 from tests.kernels.device_marks import every_impl, interpreted
 from tests.models import small_transformers
-from tests.models.small_transformers import B, S, T, both_norms, d, encoded, ids, ragged, trained
+from tests.models.small_transformers import (
+    B,
+    S,
+    T,
+    both_norms,
+    d,
+    encoded,
+    ids,
+    ragged,
+    repeated,
+    trained,
+)
 
 make = partial(small_transformers.make, layers=1)
 
@@ -156,7 +167,7 @@ def test_steps_are_the_whole_decoded_whatever_hooks_set(of, room):
     model, K = make().eval(), 2
     doubled_in_calls(model, of)
     memory, target = model.encode(ragged(S)), ids(B * K, T)
-    whole = model.decode(target, memory.repeat(K)).view(B, K, T, d)
+    whole = model.decode(target, repeated(memory, K)).view(B, K, T, d)
     cache = model.start(memory, hypotheses=K, room=room)
     before = [model.step(target[:, t], cache).view(B, K, d) for t in range(2)]
     torch.testing.assert_close(torch.stack(before, 2), whole[:, :, :2], rtol=0, atol=1e-11)

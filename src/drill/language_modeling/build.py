@@ -19,8 +19,7 @@ from drill.errors import SettingsError, check_value
 from drill.language_modeling.untie import check_untie
 from drill.layers import FeatureBags, LabelSource
 from drill.models import ENCODERS
-from drill.models.language_model import LanguageModel
-from drill.models.past_decode import PastDecode
+from drill.models.language_model import LanguageModel, PastDecode
 from drill.recipes.reader import NAME
 from drill.training.device import check_memory, meta_init
 from drill.training.run.folder import RunFolder

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from drill.kernels.loss.nll import nll
 from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
-from drill.layers.label_source import label_vectors
+from drill.layers.label_source import LabelSource, factory_kwargs, label_count, label_vectors
 from drill.models.encoder import Encoded, Encoder, State, connect, single_encoding
-from drill.models.past_decode import PastDecode
 
 
 class Loss(NamedTuple):
@@ -21,6 +21,36 @@ class Loss(NamedTuple):
     total: Tensor  # nll and the regularisers: call backward on it
     nll: Tensor  # mean over tokens, to report; detached
     state: State  # for the next batch; detached
+
+
+class PastDecode(nn.Module):
+    """Past-decode regularisation (Brahma, 2018): read the last input word back from the prediction.
+
+        e = p E                          p: the predicted distribution of the next word, (V,)
+        r = tanh(W e + b)
+        loss = -log softmax(r E^T + c)[x]        x: the word that p was predicted from
+
+    Args:
+        embedding: the model's nn.Embedding (V, d) or label source, shared.
+    """
+
+    def __init__(self, embedding: nn.Embedding | LabelSource) -> None:
+        super().__init__()
+        self.embedding = embedding
+        width = embedding.embedding_dim
+        self.map = nn.Linear(width, width, **factory_kwargs(embedding))
+        self.bias = nn.Parameter(torch.zeros(label_count(embedding), **factory_kwargs(embedding)))
+
+    def forward(
+        self,
+        probs: Tensor,  # (..., V)
+        ids: Tensor,  # (...)
+        check: bool = True,
+    ) -> Tensor:
+        """The mean loss of ``ids``, each the last input word before its distribution."""
+        weight = label_vectors(self.embedding)
+        expected = probs.to(weight.dtype) @ weight  # (..., d)
+        return nll(torch.tanh(self.map(expected)), weight, ids, self.bias, check=check)
 
 
 class LanguageModel(nn.Module):

@@ -27,8 +27,7 @@ from drill.layers.label_cache import call_in_eval_mode
 from drill.layers.wrappers.sampled import foldable
 from drill.models.encoder import input_encoder
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
-from drill.models.transformer.inputs import sinusoids
-from drill.models.transformer.transformer import Transformer
+from drill.models.transformer.transformer import Transformer, sinusoids
 from drill.models.translator import Translator
 from drill.training.options import DEFAULT_BEAM_SIZE
 

@@ -71,9 +71,6 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def maps(self) -> list[nn.Linear]:
-        return [self.query_key_value, self.output]
-
     def forward(
         self,
         x: Tensor,
@@ -110,9 +107,6 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
-
-    def maps(self) -> list[nn.Linear]:
-        return [self.query, self.key_value, self.output]
 
     def keys_values(self, states: Tensor) -> KeysValues:
         """Keys and values of encoder states (B, S, d), once per sentence."""

@@ -10,6 +10,7 @@ Shape legend:
     K     hypotheses of a sentence that are decoded together
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +38,6 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(width, inner)
         self.output = nn.Linear(inner, width)
 
-    def maps(self) -> list[nn.Linear]:
-        return [self.inner, self.output]
-
     def forward(
         self, x: Tensor, ready: Prepared | None = None, with_output: bool = False
     ) -> Tensor:
@@ -54,22 +52,14 @@ class FeedForward(nn.Module):
 
 
 class Stream(NamedTuple):
-    """The residual x + drop(y_linear(y)) between two sub-layers, not summed yet.
+    """The residual x + drop(y_linear(y)) between two sub-layers, not summed yet."""
 
-    x         (B, T, d)
-    y         (B, T, d), the output of the last sub-layer; None if there is nothing to add
-    y_linear  a linear map that is still to be applied to y, for kernels
-    dropout   of y
-    seed      of that dropout, for kernels
-    read      x in the dtype of products, if it is known already
-    """
-
-    x: Tensor
-    y: Tensor | None = None
-    y_linear: LinearWeights | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    read: Tensor | None = None
+    x: Tensor  # (B, T, d)
+    y: Tensor | None = None  # (B, T, d), the output of the last sub-layer; None: nothing to add
+    y_linear: LinearWeights | None = None  # a map that is still to be applied to y, for kernels
+    dropout: float = 0.0  # of y
+    seed: Tensor | None = None  # of that dropout, for kernels
+    read: Tensor | None = None  # x in the dtype of products, if it is known already
 
     def normed(
         self,
@@ -167,10 +157,6 @@ class EncoderBlock(nn.Module):
         self.around_attention = Residual(width, dropout, norm_first)
         self.around_feedforward = Residual(width, dropout, norm_first)
 
-    def maps(self) -> list[nn.Linear]:
-        """The maps whose weights may be read before the block is called."""
-        return _settled(self, self.attention, self.feedforward)
-
     def dropouts(self) -> list[FeedForward | Residual]:
         """Modules whose dropout takes a seed; attention's does not."""
         return [self.around_attention, self.feedforward, self.around_feedforward]
@@ -200,10 +186,6 @@ class DecoderBlock(nn.Module):
         self.around_source_attention = Residual(width, dropout, norm_first)
         self.around_feedforward = Residual(width, dropout, norm_first)
 
-    def maps(self) -> list[nn.Linear]:
-        """The maps whose weights may be read before the block is called."""
-        return _settled(self, self.attention, self.source_attention, self.feedforward)
-
     def waits_for_its_call(self) -> bool:
         """Whether keys and values of the source may only be computed in a call of the block."""
         return hooked(self) or hooked(self.source_attention)
@@ -230,12 +212,13 @@ class DecoderBlock(nn.Module):
         return self.around_feedforward(stream, self.feedforward, (), ready)
 
 
-def _settled(block: nn.Module, *parts: Part) -> list[nn.Linear]:
-    """The maps of a block, without those in a module with hooks, which may set weights.
+def settled_modules(block: nn.Module) -> Iterator[nn.Module]:
+    """Modules in the parts of a block, without those in a module with hooks, which may set weights.
 
     FSDP's ``fully_shard`` does so: it gathers the weights when a module is called and frees them
     after.
     """
-    if hooked(block):
-        return []
-    return [each for part in parts if not hooked(part) for each in part.maps()]
+    if not hooked(block):
+        for part in block.children():
+            if not hooked(part):
+                yield from part.children()

@@ -6,7 +6,7 @@ may set weights before a call and take them back after it.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,37 +24,31 @@ from drill.layers.checks import only_weights_count
 
 
 class Prepared(NamedTuple):
-    """What the kernels of all blocks of a stack need, prepared by few launches.
+    """What the kernels of all blocks of a stack need, prepared by few launches."""
 
-    dtype  of products
-    maps   the weights of each map, cast
-    seeds  of each module with dropout
-    """
-
-    dtype: torch.dtype
-    maps: dict[nn.Module, LinearWeights]
-    seeds: dict[nn.Module, Tensor]
+    dtype: torch.dtype  # of products
+    maps: dict[nn.Module, LinearWeights]  # the weights of each map, cast
+    seeds: dict[nn.Module, Tensor]  # of each module with dropout
 
 
 def prepared(
-    maps: Iterable[nn.Linear],
-    dropping: Iterable[nn.Module],
+    modules: Iterable[nn.Module],
+    dropping: Sequence[nn.Module],
     x: Tensor,
     impl: SublayerImplementation,
 ) -> Prepared | None:
     """Prepared for one pass over tensors like ``x``; None if plain PyTorch calls all modules.
 
-    dropping  modules that drop in this pass
+    Kernels read the linear maps among ``modules``; ``dropping`` are those that drop in this pass.
     """
     if choose_sublayer(impl, x)[0] != "triton":
         return None
     dtype = compute_dtype(x)
-    read = [each for each in maps if only_weights_count(each, nn.Linear)]
+    read = [cast(nn.Linear, each) for each in modules if only_weights_count(each, nn.Linear)]
     weights = cast_together([(each.weight, each.bias) for each in read], dtype)
-    modules = list(dropping)
-    seeds = drawn_seeds(len(modules), x.device)
+    seeds = drawn_seeds(len(dropping), x.device)
     return Prepared(
-        dtype, dict(zip(read, weights, strict=True)), dict(zip(modules, seeds, strict=True))
+        dtype, dict(zip(read, weights, strict=True)), dict(zip(dropping, seeds, strict=True))
     )
 
 

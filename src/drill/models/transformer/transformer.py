@@ -21,12 +21,19 @@ from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
 from drill.layers.checks import check_fraction, check_integer
 from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
-from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream
+from drill.models.transformer.blocks import (
+    DecoderBlock,
+    EncoderBlock,
+    Stream,
+    settled_modules,
+)
 from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.transformer.fused_linear import Prepared, apply_linears, prepared
-from drill.models.transformer.inputs import additive_mask, check_ids, sinusoids
 
 Norm = Literal["pre", "post"]
+
+ALIGNED = 8
+"""Fused attention copies a mask whose rows do not begin at multiples of so many numbers."""
 
 
 class Memory(NamedTuple):
@@ -34,10 +41,6 @@ class Memory(NamedTuple):
 
     states: Tensor  # (B, S, d)
     mask: Tensor  # (B, 1, 1, S), 0 for tokens and -inf for padding, added to attention scores
-
-    def repeat(self, times: int) -> "Memory":
-        """Every sentence repeated ``times`` times."""
-        return Memory(*(tensor.repeat_interleave(times, 0) for tensor in self))
 
 
 @dataclass(frozen=True)
@@ -278,14 +281,10 @@ class Transformer(nn.Module):
     def _prepared(
         self, blocks: Sequence[EncoderBlock | DecoderBlock], x: Tensor
     ) -> Prepared | None:
-        maps = (each for block in blocks for each in block.maps())
-        dropping = (
-            each
-            for block in blocks
-            for each in block.dropouts()
-            if each.training and each.dropout > 0.0
-        )
-        return prepared(maps, dropping, x, self.impl)
+        modules = (each for block in blocks for each in settled_modules(block))
+        dropouts = (each for block in blocks for each in block.dropouts())
+        dropping = [each for each in dropouts if each.training and each.dropout > 0.0]
+        return prepared(modules, dropping, x, self.impl)
 
     def _keys_values(
         self, states: Tensor, ready: Prepared | None
@@ -320,3 +319,34 @@ class Transformer(nn.Module):
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding) and embeddings:
                 nn.init.xavier_uniform_(module.weight)
+
+
+# -- inputs ---------------------------------------------------------------------------------------
+
+
+def sinusoids(start: int | Tensor, length: int, width: int, like: Tensor) -> Tensor:
+    """Positions start..start+length-1, (length, width): sin(t w_i), then cos(t w_i).
+
+    w_i = 10000^(-2i/width) for i = 0..width/2-1. Made when asked for, so no sentence is too long.
+    """
+    exact = torch.promote_types(like.dtype, torch.float32)
+    t = torch.arange(length, device=like.device, dtype=exact) + start
+    i = torch.arange(width // 2, device=like.device, dtype=exact)
+    angles = t[:, None] * torch.exp(i * (-2.0 * math.log(10_000.0) / width))
+    return torch.cat([angles.sin(), angles.cos()], dim=1).to(like.dtype)
+
+
+def additive_mask(seen: Tensor, x: Tensor) -> Tensor:
+    """(B, S) of True and False as (B, 1, 1, S) of 0 and -inf, in the precision of attention."""
+    rows, length = seen.shape
+    room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=compute_dtype(x))
+    return room[..., :length].masked_fill_(~seen[:, None, None], -torch.inf)
+
+
+def check_ids(what: str, ids: Tensor, dims: int, rows: int | None = None) -> None:
+    expected = f"whole numbers of shape {'(B, T)' if dims == 2 else '(B*K,)'}"
+    whole = ids.dtype in (torch.int64, torch.int32) and ids.dim() == dims and ids.shape[0] > 0
+    given = ids.dtype, tuple(ids.shape)
+    require(whole, "Transformer", what, expected, given, TypeError)
+    fits = rows is None or ids.shape[0] == rows
+    require(fits, "Transformer", what, f"{rows} rows, as the encoded source has", ids.shape[0])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from drill.layers.checks import check_integer
-from drill.models.transformer.inputs import ALIGNED
+from drill.models.transformer.transformer import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.options import DEFAULT_BEAM_SIZE
