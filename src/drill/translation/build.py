@@ -30,7 +30,6 @@ from drill.training.settings import (
     makes_no_model,
     output_layer,
 )
-from drill.translation.step import batches_per_process
 
 OF_THE_MODEL = ("subwords", "encoder", "layer")
 """Settings that a run shares with the one it starts from."""
@@ -90,7 +89,8 @@ def translator(
 def dry_run(settings: Settings, world: World, words: int) -> None:
     """Build optimizer and model on the meta device: bad settings fail before a text is read."""
     check_parallel_corpus(*(settings.data[key] for key in ("corpus", "source", "target")))
-    batches_per_process(settings.training["gradient_accumulation_steps"], world)
+    key = "gradient_accumulation_steps"
+    world.per_process(settings.training[key], f"training.{key}")
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
     check_optimizer(settings, model)

@@ -14,14 +14,7 @@ from drill.layers import MatrixLayer
 from drill.models.transformer.attention import attention_kernels
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients, cuda_graphs_blocker
-from drill.training.distributed import World
 from drill.training.precision import autocast_to, sum_dtype
-
-
-def batches_per_process(gradient_accumulation_steps: int, world: World) -> int:
-    """Batches of a step for each process."""
-    key = "training.gradient_accumulation_steps"
-    return world.per_process(gradient_accumulation_steps, key)
 
 
 def capture_blocker(

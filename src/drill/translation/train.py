@@ -39,7 +39,6 @@ from drill.translation.evaluate import (
 )
 from drill.translation.step import (
     backward,
-    batches_per_process,
     capture_blocker,
     captured_backward,
     kernel_summary,
@@ -155,7 +154,8 @@ class TranslationTask(Task):
             rank=world.rank,
             size=world.size,
         )
-        self.batches_per_step = batches_per_process(options.gradient_accumulation_steps, world)
+        steps = options.gradient_accumulation_steps
+        self.batches_per_step = world.per_process(steps, "training.gradient_accumulation_steps")
         self.state = TranslationState(
             **self.initial_state(),
             epoch_size=len(self.pair_batches),

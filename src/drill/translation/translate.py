@@ -19,13 +19,7 @@ from drill.errors import SettingsError, require
 from drill.models.translator import Translator
 from drill.training.options import DEFAULT_BEAM_SIZE
 from drill.translation.search.beam_search import beam_search
-from drill.translation.search.decoding import (
-    Decoding,
-    Head,
-    Hypothesis,
-    OnProgress,
-    cached_head,
-)
+from drill.translation.search.decoding import Decoding, Head, Hypothesis, OnProgress, cached_head
 from drill.translation.search.sampling import sample
 
 logger = logging.getLogger("drill")

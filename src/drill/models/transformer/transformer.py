@@ -21,12 +21,7 @@ from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
 from drill.layers.checks import check_fraction, check_integer
 from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
-from drill.models.transformer.blocks import (
-    DecoderBlock,
-    EncoderBlock,
-    Stream,
-    settled_modules,
-)
+from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream, settled_modules
 from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.transformer.fused_linear import Prepared, apply_linears, prepared
 
