@@ -184,7 +184,8 @@ def test_length_is_launched_once_and_recorded_at_its_second_segment():
             recorded.append(work)
             return work
 
-    step, state = prepared(Sgd(), graphs=Recorder(CPU, instead="do without"))
+    step, state = prepared(Sgd())
+    step.graphs = Recorder(CPU, instead="do without")
     for count, length in ((0, 5), (0, 7), (1, 5), (1, 5), (2, 7)):
         step(state, Segment(0, length, length), 0.0)
         assert len(recorded) == count
@@ -250,7 +251,8 @@ def test_replay_increments_the_versions_of_what_it_changes():
         def record(self, work):
             return lambda: None
 
-    step, state = prepared(Asgd(), graphs=Silent(CPU, instead=""))
+    step, state = prepared(Asgd())
+    step.graphs = Silent(CPU, instead="")
     step(state, Segment(0, 5, 5), 0.0)
     changed = [*step.model.parameters(), *split_tensors(step.optimizer.state_dict())[0].values()]
     assert len(changed) == 2 * len(list(step.model.parameters()))

@@ -162,13 +162,11 @@ class RecordedSteps(Steps):
         trained: LanguageModel,
         data: Tensor,
         optimizer: ScheduledOptimizer,
-        *,
-        graphs: GraphRecorder | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(trained, data, optimizer, **settings)
         self.model = trained
-        self.graphs = graphs or GraphRecorder(data.device, instead="set training.cuda_graphs=false")
+        self.graphs = GraphRecorder(data.device, instead="set training.cuda_graphs=false")
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.hidden: State | None = None
         self.parameters = list(trained.parameters())

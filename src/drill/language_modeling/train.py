@@ -24,12 +24,7 @@ from drill.language_modeling.evaluation.perplexity import (
     evaluate_tokens,
     predicted_bytes,
 )
-from drill.language_modeling.step import (
-    LanguageModelState,
-    RecordedSteps,
-    Steps,
-    capture_blocker,
-)
+from drill.language_modeling.step import LanguageModelState, RecordedSteps, Steps, capture_blocker
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel, shard, unsharded

@@ -16,12 +16,7 @@ from drill.data import evaluation_segments, inputs_and_targets
 from drill.data.download import OnProgress
 from drill.errors import check_value
 from drill.language_modeling.evaluation.grid_search import Cell, GridSearch
-from drill.language_modeling.evaluation.perplexity import (
-    Perplexity,
-    Text,
-    check_nan,
-    single_stream,
-)
+from drill.language_modeling.evaluation.perplexity import Perplexity, Text, check_nan, single_stream
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
 

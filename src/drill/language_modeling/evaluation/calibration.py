@@ -11,11 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from drill.data.download import OnProgress
-from drill.language_modeling.evaluation.perplexity import (
-    Text,
-    check_and_batchify,
-    predictions,
-)
+from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify, predictions
 from drill.models.language_model import LanguageModel
 
 BINS = 15  # as in the paper
@@ -23,18 +19,13 @@ BINS = 15  # as in the paper
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Predictions whose confidence is from ``low`` to ``high``.
-
-    tokens      how many
-    confidence  their mean confidence
-    accuracy    the share whose likeliest token is the right one
-    """
+    """Predictions whose confidence is from ``low`` to ``high``."""
 
     low: float
     high: float
     tokens: int
-    confidence: float
-    accuracy: float
+    confidence: float  # its mean
+    accuracy: float  # the share whose likeliest token is the right one
 
 
 @dataclass(frozen=True)

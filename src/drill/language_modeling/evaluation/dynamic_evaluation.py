@@ -26,11 +26,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     text_fingerprint,
 )
 from drill.language_modeling.evaluation.grid_search import Cell, GridPoint, GridSearch, run_grid
-from drill.language_modeling.evaluation.perplexity import (
-    Perplexity,
-    Text,
-    single_stream,
-)
+from drill.language_modeling.evaluation.perplexity import Perplexity, Text, single_stream
 from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
 

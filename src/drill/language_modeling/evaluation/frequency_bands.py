@@ -55,16 +55,11 @@ class CountRange:
 
 @dataclass(frozen=True)
 class Band(CountRange):
-    """The losses of the words of a band.
+    """The losses of the words of a band."""
 
-    types   distinct words among the targets
-    tokens  their occurrences
-    loss    summed -log p, in nats
-    """
-
-    types: int
-    tokens: int
-    loss: float
+    types: int  # distinct words among the targets
+    tokens: int  # their occurrences
+    loss: float  # summed -log p, in nats
 
     @property
     def mean_loss(self) -> float:
@@ -78,23 +73,18 @@ class Band(CountRange):
 
 @dataclass(frozen=True)
 class BandChange(CountRange):
-    """How much more model B loses than model A in a band.
-
-    by_types, by_tokens  in percent of A's loss, as above
-    nats                 a token; NaN where it is not known
-    sure                 words on which A loses less than SURE a token
-    """
+    """How much more model B loses than model A in a band."""
 
     types: int
     tokens: int
-    by_types: float
+    by_types: float  # in percent of A's loss, as above
     by_tokens: float
-    nats: float = math.nan
-    sure: int = 0
+    nats: float = math.nan  # a token; NaN where it is not known
+    sure: int = 0  # words on which A loses less than SURE a token
 
     @property
     def by_types_is_meaningful(self) -> bool:
-        """Whether ``by_types`` is meaningful: few words are ``sure``."""
+        """Whether few words are ``sure``."""
         return self.sure <= FEW * self.types
 
 
@@ -141,11 +131,7 @@ def default_edges(vocabulary: Vocabulary) -> Sequence[int]:
 
 
 def excluded_words(vocabulary: Vocabulary, corpus: str) -> tuple[str, ...]:
-    """Words that are excluded from all bands.
-
-    That is ``<eos>``, and ``<unk>`` unless a closed corpus has it as a word, as in the paper's
-    figure.
-    """
+    """``<eos>``, and ``<unk>`` unless a closed corpus has it as a word: as the paper's figure."""
     return (EOS, UNK) if corpus not in CORPORA and UNK in vocabulary else (EOS,)
 
 

@@ -25,42 +25,25 @@ from drill.language_modeling.run import LanguageModelRun
 
 @dataclass(frozen=True)
 class WordScores:
-    """How well new words are predicted, at their occurrences in a text.
+    """How well new words are predicted, at their occurrences in a text."""
 
-    Attributes:
-        tokens: how many occurrences there are.
-        loss: mean -log p of the word that occurs, in nats.
-        among: mean -log p of that word given that a new one occurs; a guess has log N of N words.
-        rank: its mean rank among all labels, from 1; equal scores share the mean of their ranks.
-        median_rank: the same by the median.
-        mass: mean probability of all new words together.
-    """
-
-    tokens: int
-    loss: float
-    among: float
-    rank: float
+    tokens: int  # occurrences
+    loss: float  # mean -log p of the word that occurs, in nats
+    among: float  # the same given that a new word occurs; a guess has log N of N words
+    rank: float  # its mean rank among all labels, from 1; equal scores share the mean of theirs
     median_rank: float
-    mass: float
+    mass: float  # mean probability of all new words together
 
 
 @dataclass(frozen=True)
 class HeldOutScores:
-    """Scores of held-out words in a text.
+    """Scores of held-out words in a text."""
 
-    Attributes:
-        types: how many of them occur.
-        labels: as labels of the model.
-        backoff: by the model without them: each has an equal share of the probability of <unk>.
-        mass_elsewhere: mean probability of all of them where another word occurs.
-        text: the perplexity of the whole text with the new labels.
-    """
-
-    types: int
-    labels: WordScores
-    backoff: WordScores
-    mass_elsewhere: float
-    text: Perplexity
+    types: int  # how many of them occur
+    labels: WordScores  # as labels of the model
+    backoff: WordScores  # by the model without them: each has an equal share of <unk>
+    mass_elsewhere: float  # mean probability of all of them where another word occurs
+    text: Perplexity  # of the whole text with the new labels
 
     @property
     def mixed(self) -> float:
