@@ -19,7 +19,7 @@ from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.lstm.persistent.recurrence import check_stall
-from drill.models.encoder import State
+from drill.models.encoder import State, map_state
 from drill.models.language_model import LanguageModel
 from drill.models.sampling import draw
 from drill.training.precision import evaluating
@@ -253,7 +253,10 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
     with evaluating(model), model.layer.cached_labels():
         for thrown in dice:
             encoded = model.encoder(read, state)
-            state = _where(writing.to(device), encoded.state, state)
+            going = writing.to(device)[:, None]
+            state = map_state(
+                lambda new, old, going=going: torch.where(going, new, old), encoded.state, state
+            )
             found = model.layer.log_probs(encoded.output[-1])
             if found.isnan().any():
                 raise_nan(name)
@@ -262,20 +265,9 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
             if not writing.any():
                 break
             read = drawn[None].to(device)
-    return tuple(tuple(part.mean(-2, keepdim=True) for part in layer) for layer in state)
+    return map_state(lambda part: part.mean(-2, keepdim=True), state)
 
 
 def expand_state(state: State, batch: int) -> State:
     """A state of a batch of 1, expanded to ``batch`` sequences."""
-    return tuple(
-        tuple(part.expand(*part.shape[:-2], batch, -1).contiguous() for part in layer)
-        for layer in state
-    )
-
-
-def _where(mask: Tensor, new: State, old: State) -> State:
-    """``new`` for the sequences in ``mask`` (B,), ``old`` for the others."""
-    return tuple(
-        tuple(torch.where(mask[:, None], a, b) for a, b in zip(after, before, strict=True))
-        for after, before in zip(new, old, strict=True)
-    )
+    return map_state(lambda part: part.expand(*part.shape[:-2], batch, -1).contiguous(), state)

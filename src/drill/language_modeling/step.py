@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drill.data import Segment, SequenceLengths, inputs_and_targets
 from drill.kernels.runtime.overlap import overlap_scope
 from drill.language_modeling.evaluation.perplexity import Perplexity
-from drill.models.encoder import State
+from drill.models.encoder import State, map_state
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphRecorder, cuda_graphs_blocker
 from drill.training.distributed import World
@@ -135,19 +135,13 @@ class Steps:
             for start in range(0, batch, micro_batch):
                 own = slice(start, min(batch, start + micro_batch))
                 share = (own.stop - own.start) / batch
-                carried = hidden and tuple(
-                    tuple(tensor[:, own].contiguous() for tensor in layer) for layer in hidden
-                )
+                carried = hidden and map_state(lambda x, own=own: x[:, own].contiguous(), hidden)
                 with ddp.no_sync() if ddp and own.stop < batch else nullcontext():
                     loss = trained(inputs[:, own], targets[:, own], carried, **self.options)
                     (loss.total * share).backward()
                 nll = nll + loss.nll * share
                 states.append(loss.state)
-        joined = tuple(
-            tuple(torch.cat(parts, dim=1) for parts in zip(*layers, strict=True))
-            for layers in zip(*states, strict=True)
-        )
-        return nll, joined
+        return nll, map_state(lambda *parts: torch.cat(parts, dim=1), *states)
 
 
 class RecordedSteps(Steps):
@@ -220,8 +214,7 @@ class RecordedSteps(Steps):
     def _carry(self, state: LanguageModelState) -> None:
         """Copy ``state.hidden`` into the buffers that graphs read and write."""
         if self.hidden is None:
-            made = self.model.initial_state(self.data.shape[1])
-            self.hidden = tuple(tuple(tensor.clone() for tensor in layer) for layer in made)
+            self.hidden = map_state(Tensor.clone, self.model.initial_state(self.data.shape[1]))
         if state.hidden is None:
             torch._foreach_zero_(_flat(self.hidden))
         elif state.hidden is not self.hidden:

@@ -21,6 +21,11 @@ State = tuple[tuple[Tensor, ...], ...]
 """The recurrent state that one batch passes to the next: the tensors of each layer."""
 
 
+def map_state(function: Callable[..., Tensor], *states: State) -> State:
+    """``function`` of every tensor of a state, or of those in the same place of several."""
+    return tuple(tuple(map(function, *layers)) for layers in zip(*states, strict=True))
+
+
 class Encoded(NamedTuple):
     """The output of an encoder for one batch."""
 
@@ -81,7 +86,7 @@ class Encoder(nn.Module, abc.ABC):
     @staticmethod
     def detach(state: State) -> State:
         """``state`` without its graph: backward stops at the first step of a batch."""
-        return tuple(tuple(tensor.detach() for tensor in layer) for layer in state)
+        return map_state(Tensor.detach, state)
 
 
 def input_encoder(layer: OutputLayer) -> DeepResidual | None:

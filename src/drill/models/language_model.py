@@ -12,7 +12,7 @@ from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.layers.label_source import LabelSource, factory_kwargs, label_count, label_vectors
-from drill.models.encoder import Encoded, Encoder, State, connect, single_encoding
+from drill.models.encoder import Encoded, Encoder, State, connect, map_state, single_encoding
 
 
 class Loss(NamedTuple):
@@ -147,10 +147,7 @@ class LanguageModel(nn.Module):
         def chosen(old: Tensor, new: Tensor) -> Tensor:
             return torch.where(start.view(1, -1, *[1] * (old.dim() - 2)), new, old)
 
-        return tuple(
-            tuple(chosen(old, new) for old, new in zip(*layer, strict=True))
-            for layer in zip(first if state is None else state, first, strict=True)
-        )
+        return map_state(chosen, first if state is None else state, first)
 
     def forward(
         self, ids: Tensor, targets: Tensor, state: State | None = None, **options: Any

@@ -20,6 +20,7 @@ from drill.data.download import OnProgress
 from drill.files import atomic_write
 from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify
+from drill.models.encoder import map_state
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphRecorder
 from drill.training.precision import current_precision
@@ -193,8 +194,7 @@ class GradientReader:
         cuda_graphs: bool = True,
     ) -> None:
         self.model, self.parameters, self.data, self.use = model, parameters, data, use
-        start = model.initial_state(data.shape[1])
-        self.state = tuple(tuple(tensor.clone() for tensor in layer) for layer in start)
+        self.state = map_state(Tensor.clone, model.initial_state(data.shape[1]))
         self.ids = data.new_empty((0, data.shape[1]))
         self.graphs: GraphRecorder | None = None
         if cuda_graphs and model.layer.static_shapes and data.is_cuda:
