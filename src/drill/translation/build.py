@@ -34,16 +34,9 @@ from drill.training.settings import (
 OF_THE_MODEL = ("subwords", "encoder", "layer")
 """Settings that a run shares with the one it starts from."""
 
-MAY_DIFFER = (  # except those that only training or the choice of kernels reads
-    "dropout",
-    "attention_dropout",
-    "locked",
-    "dropout_at",
-    "init_range",
-    "samples",
-    "proposal",
-    "impl",
-)
+MAY_DIFFER = {"dropout", "attention_dropout", "locked", "dropout_at", "init_range", "samples"}
+MAY_DIFFER |= {"proposal", "impl"}
+"""Except those that only training or the choice of kernels reads."""
 
 
 def pairs(

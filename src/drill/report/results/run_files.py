@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -73,3 +73,8 @@ def as_number(value: Any) -> float | None:
 def as_finite(value: Any) -> float | None:
     found = as_number(value)
     return found if found is not None and math.isfinite(found) else None
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those that are not None."""
+    return [value for value in values if value is not None]

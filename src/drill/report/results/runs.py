@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 from drill.errors import ReportError
 from drill.recipes.reader import layer_name, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
-from drill.report.results.run_files import as_finite, as_number, joined_text, read_rows, read_table
+from drill.report.results.run_files import (
+    as_finite,
+    as_number,
+    joined_text,
+    known,
+    read_rows,
+    read_table,
+)
 from drill.training.run.folder import RunFolder
 from drill.training.settings import FILES_ONLY, flatten, recipe
 
@@ -162,8 +169,9 @@ def _summary(files: RunFolder) -> RunSummary:
     validations = [_validation(row) for row in rows if row.get("kind") in ("epoch", "validation")]
     curve = _without_repeated(validations, "epoch")
     test: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "test"), {})
-    rates = [rate for rate in _known(rows, "tokens_per_second") if rate]  # epoch 0 trains nothing
-    elapsed = _known(rows, "elapsed")
+    rates = known(as_finite(row.get("tokens_per_second")) for row in rows)
+    rates = [rate for rate in rates if rate]  # epoch 0 trains nothing
+    elapsed = known(as_finite(row.get("elapsed")) for row in rows)
     return RunSummary(
         folder=files.path,
         name=files.path.resolve().name,
@@ -303,11 +311,6 @@ def _extra(test: Mapping[str, Any]) -> dict[str, Any]:
     signatures = (key for key in test if key.endswith("_signature") and test[key])
     found["signatures"] = {key: test[key] for key in signatures}
     return {key: value for key, value in found.items() if value is not None}
-
-
-def _known(rows: list[dict[str, Any]], key: str) -> list[float]:
-    values = (as_finite(row.get(key)) for row in rows)
-    return [value for value in values if value is not None]
 
 
 def _best(curve: list[Validation], test: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from statistics import mean
 from drill.errors import SettingsError
 from drill.report.results.evaluations import TRANSLATION, Evaluation, last_pair
 from drill.report.results.ledger import FailedJob, Row, read, read_failures
+from drill.report.results.run_files import known
 from drill.report.study.plan import BLEU, Job, Plan, identity
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, resolve_settings
@@ -106,11 +107,10 @@ class States:
 
     def minutes_left(self, jobs: Sequence[Job], parallel: int = 1) -> str:
         """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
-        estimates = [self.minutes(job, by_others=False) for job in jobs]
-        known = [minutes for minutes in estimates if minutes is not None]
-        if jobs and not known:
+        found = known(self.minutes(job, by_others=False) for job in jobs)
+        if jobs and not found:
             return "?"
-        return f"{sum(known) / parallel:.1f}{'+' if len(known) < len(jobs) else ''}" if jobs else ""
+        return f"{sum(found) / parallel:.1f}{'+' if len(found) < len(jobs) else ''}" if jobs else ""
 
     def _trained(self, job: Job) -> float:
         """Seconds to the last validation of a finished job; all of an older row."""

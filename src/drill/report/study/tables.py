@@ -8,7 +8,7 @@ from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED
-from drill.report.results.run_files import as_finite
+from drill.report.results.run_files import as_finite, known
 from drill.report.study.plan import BLEU, FINETUNE, TRAINING, WORDS, Job, PlanRow
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
@@ -165,11 +165,11 @@ def _scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
 
 
 def _mean_cell(values: Iterable[float | None], score: str) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+    found = known(values)
+    if not found:
         return DASH
-    error, decimals = standard_error(known), DECIMALS.get(score, 2)
-    middle = f"{mean(known):.{decimals}f}" if score in DECIMALS else numbers.perplexity(mean(known))
+    error, decimals = standard_error(found), DECIMALS.get(score, 2)
+    middle = f"{mean(found):.{decimals}f}" if score in DECIMALS else numbers.perplexity(mean(found))
     return middle if error is None else f"{middle} ± {error:.{decimals}f}"
 
 
@@ -195,7 +195,7 @@ def _difference_cells(
 
 def _minutes_cell(group: Sequence[Row], stage: str) -> str:
     if stage in TRAINING:
-        seconds = [each.seconds for each in group if each.seconds is not None]
+        seconds = known(each.seconds for each in group)
     else:
         seconds = [sum(one.get("seconds", 0.0) for one in stage_results(r, stage)) for r in group]
     return f"{mean(seconds) / 60:.1f}" if seconds else ""
@@ -203,13 +203,12 @@ def _minutes_cell(group: Sequence[Row], stage: str) -> str:
 
 def _time_cell(group: Sequence[Row], wanted: float) -> str:
     """Mean minutes of the runs that reached a perplexity, and how many those are."""
-    reached = (
+    reached = known(
         result_tables.seconds_to(wanted, [(v[1], v[3]) for v in r.validations if v[3:]])
         for r in group
     )
-    known = [seconds for seconds in reached if seconds is not None]
-    of_all = "" if len(known) == len(group) else f" ({len(known)} of {len(group)})"
-    return f"{mean(known) / 60:.1f}{of_all}" if known else DASH
+    of_all = "" if len(reached) == len(group) else f" ({len(reached)} of {len(group)})"
+    return f"{mean(reached) / 60:.1f}{of_all}" if reached else DASH
 
 
 def _paper_cells(row: PlanRow, group: Sequence[Row], stage: str) -> list[Cell]:

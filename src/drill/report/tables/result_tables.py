@@ -8,7 +8,7 @@ from typing import TypeVar
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE, Evaluation, last_pair
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED, PAPER, PAPER_BLEU, Perplexities
-from drill.report.results.run_files import as_finite
+from drill.report.results.run_files import as_finite, known
 from drill.report.results.runs import RunSummary
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table
@@ -97,9 +97,9 @@ def recipes_table(results: Sequence[Result]) -> Table:
                 ("seeds", ", ".join(str(each.seed) for each in used if each.seed is not None)),
                 ("runs", f"{len(used)}{of_all}"),
                 ("epochs", " to ".join(map(numbers.count, ends))),
-                ("valid", spread(_known(each.valid for each in used))),
-                ("test", spread(_known(each.test for each in used))),
-                ("BLEU", spread(_known(_score(each, "bleu") for each in used))),
+                ("valid", spread(known(each.valid for each in used))),
+                ("test", spread(known(each.test for each in used))),
+                ("BLEU", spread(known(_score(each, "bleu") for each in used))),
                 ("bits per byte", numbers.fixed(_mean(_score(each, BITS) for each in used), 4)),
                 *paper_cells(first.recipe, used),
                 ("time", numbers.duration(_mean(each.seconds for each in used))),
@@ -302,10 +302,6 @@ def _figure(key: str, value: object) -> str:
     return numbers.fixed(value, 4) if key.endswith("bits_per_byte") else numbers.perplexity(value)
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return mean(known) if known else None
+    found = known(values)
+    return mean(found) if found else None
