@@ -377,5 +377,5 @@ const drill_plots = (() => {
 
   for (const figure of document.querySelectorAll("figure.lines")) new LinePlot(figure, of_figure(figure, true));
   for (const figure of document.querySelectorAll("figure.bars")) new BarPlot(figure, of_figure(figure, false));
-  return { LinePlot };
+  return { LinePlot, html };
 })();

@@ -6,17 +6,7 @@ const EOS = "<eos>";
 const START = "▁"; // in front of a subword that begins a word
 let setup = { runs: [], task: null, unit: "word", max_text: 0 };
 
-function make(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "class") made.className = value;
-    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else made.setAttribute(key, value);
-  }
-  made.append(...children);
-  return made;
-}
-
+const make = drill_plots.html; // (tag, attributes and listeners, ...children)
 const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const shown = (word) => (word === EOS ? "⏎" : word);
 
@@ -137,7 +127,7 @@ function fill_words(id, rows, numbered) {
   const largest = Math.max(...rows.flatMap((row) => row.p), 1e-9);
   list.replaceChildren(
     ...rows.map((row, i) => {
-      const button = make("button", { type: "button", onclick: () => go_on(row.text) }, shown(row.word));
+      const button = make("button", { type: "button", click: () => go_on(row.text) }, shown(row.word));
       button.disabled = row.text === null;
       if (button.disabled) button.title = "a space, or part of a character";
       if (row.word === EOS) button.title = "end of the line";
@@ -262,7 +252,7 @@ $("score-form").addEventListener("submit", async (event) => {
     bands
       .filter(([, own]) => own.some((each) => each.tokens))
       .map(([band, own, i]) => {
-        const button = make("button", { type: "button", "aria-pressed": "false", onclick: () => show_band(i, button) }, band.label);
+        const button = make("button", { type: "button", "aria-pressed": "false", click: () => show_band(i, button) }, band.label);
         const row = row_of(button, own.map((each) => [each.loss, 3]), true);
         row.splice(1, 0, band.tokens.toLocaleString("en"));
         return row;
@@ -272,7 +262,7 @@ $("score-form").addEventListener("submit", async (event) => {
   $("score-view").replaceChildren(
     make("legend", {}, "Colour"),
     ...views.map((view, i) => {
-      const radio = make("input", { type: "radio", name: "view", onchange: () => colour(i) });
+      const radio = make("input", { type: "radio", name: "view", change: () => colour(i) });
       radio.checked = i === views.length - 1;
       return make("label", {}, radio, i < 2 ? `${view} ${name_of(runs[i])}` : view);
     }),
@@ -320,12 +310,11 @@ function row_of(label, values, difference) {
   return [label, ...cells, make("span", { class: change < 0 ? "better" : "worse" }, text)];
 }
 
-function fill_table(id, heads, rows) {
-  $(id).replaceChildren(
-    make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))),
-  );
-}
+const table_parts = (heads, rows) => [
+  make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
+  make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))),
+];
+const fill_table = (id, heads, rows) => $(id).replaceChildren(...table_parts(heads, rows));
 
 const level = (value, edges) => edges.filter((edge) => value >= edge).length;
 const loss_class = (loss) => `l${level(loss ?? 99, LOSSES)}`;
@@ -407,12 +396,8 @@ $("translate-form").addEventListener("submit", async (event) => {
 function translation(found, run, order) {
   let best = found.marked ?? found.translations[0].text.split(" ").map((word) => [word, false]);
   if (!found.translations[0].text) best = [["(empty)", false]];
-  const table = make("table");
-  table.append(
-    make("thead", {}, make("tr", {}, ...["translation", "score", "log p"].map((head) => make("th", { scope: "col" }, head)))),
-    make("tbody", {}, ...found.translations.map((each) =>
-      make("tr", {}, make("td", {}, each.text), make("td", {}, fixed(each.score)), make("td", {}, fixed(each.log_prob, 2))))),
-  );
+  const rows = found.translations.map((each) => [each.text, fixed(each.score), fixed(each.log_prob, 2)]);
+  const table = make("table", {}, ...table_parts(["translation", "score", "log p"], rows));
   const made = make("div", { class: `run${order}` }, heading(run, order),
     make("p", { class: "best" }, ...best.flatMap(([word, differs]) => [differs ? make("mark", {}, word) : word, " "])),
     make("div", { class: "scroll" }, table));
@@ -426,7 +411,7 @@ function heat_map({ source, target, weights }) {
   const value = make("p", { class: "note" }, "Click a cell for its weight.");
   const cell = (weight, i, j) => {
     const text = `${target[i]} ← ${source[j]}: ${weight}`;
-    const made = make("td", { title: text, onclick: () => (value.textContent = text) });
+    const made = make("td", { title: text, click: () => (value.textContent = text) });
     made.style.opacity = weight / largest;
     return made;
   };
@@ -469,7 +454,7 @@ const offer_adding = () => ($("add-form").hidden = !chosen().some((run) => setup
 
 function neighbours(found, run, order) {
   const made = make("div", { class: `run${order}` }, heading(run, order));
-  const link = (word) => make("button", { type: "button", onclick: () => look_up(word, true) }, shown(word));
+  const link = (word) => make("button", { type: "button", click: () => look_up(word, true) }, shown(word));
   if (found.subwords?.length > 1) made.append(make("p", { class: "note pieces" }, "Subwords: ", ...found.subwords.map(link), ` shown for ${found.label}`));
   if (!found.embedding) {
     made.append(make("p", {}, `“${found.label}” is not in the vocabulary.`));
