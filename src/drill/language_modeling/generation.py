@@ -19,11 +19,8 @@ from drill.models.language_model import LanguageModel
 from drill.models.sampling import check_sampling, draw
 from drill.training.precision import evaluating
 
-BETWEEN_SAMPLES = "\n\n"
-"""Separates two samples; no piece of a text looks like it."""
-
-TOKENS_PER_PART = 4096
-"""Tokens of a prompt that go through the model at once."""
+BETWEEN_SAMPLES = "\n\n"  # separates two samples; no piece of a text looks like it
+TOKENS_PER_PART = 4096  # tokens of a prompt that go through the model at once
 
 
 def generate(

@@ -25,18 +25,14 @@ from drill.models.sampling import draw
 from drill.training.precision import evaluating
 from drill.training.progress import perplexity_of
 
-TOKENS_PER_BATCH = 4096
-"""Tokens that go through the model at once, padding included."""
-
-TOKENS_PER_BLOCK = 16 * TOKENS_PER_BATCH
-"""A block of lines is scored once it has this many tokens."""
+TOKENS_PER_BATCH = 4096  # tokens that go through the model at once, padding included
+TOKENS_PER_BLOCK = 16 * TOKENS_PER_BATCH  # a block of lines is scored once it has this many tokens
 
 LINES = 64
 """Sampled lines that ``line_start`` averages. A single one may leave a quotation open: the first
 words of a small model's lines then cost 4.2 to 7.8 nats by the seed, with 64 lines 5.5 to 5.8."""
 
-LONGEST = 64
-"""Words after which a sampled line is cut."""
+LONGEST = 64  # words after which a sampled line is cut
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ class Translation:
     log_prob: float
 
 
-EMPTY = Translation("", 0.0, 0.0)
-"""The translation of a line without words."""
+EMPTY = Translation("", 0.0, 0.0)  # the translation of a line without words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from drill.data.parallel.parallel_text import ParallelText
 from drill.data.text.catalog import SPLITS
 from drill.errors import DataError, check_value
 
-Pair = tuple[str, str]
-"""English, German."""
+Pair = tuple[str, str]  # English, German
 
 
 def _pairs(table: str) -> tuple[Pair, ...]:

@@ -69,8 +69,7 @@ OPEN_TEXTS: Mapping[str, str] = {
     "paragraph a line",
 }
 """Texts with case and punctuation that are found on disk, and where they come from."""
-NAMES = (*CORPORA, BIBLE, *OPEN_TEXTS)
-"""What ``load_corpus`` takes."""
+NAMES = (*CORPORA, BIBLE, *OPEN_TEXTS)  # what ``load_corpus`` takes
 
 
 def data_folders() -> list[Path]:

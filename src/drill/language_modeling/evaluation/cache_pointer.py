@@ -26,11 +26,8 @@ LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.3)
 NAMES = {name: f"cache_perplexity: {name}" for name in ("window", "theta", "lambda_")}
 """What errors call the settings."""
 
-SCORES = 2**22
-"""Scores h_t . h_j in memory at a time."""
-
-SHORTEST_BLOCK = 128
-"""A block of q tokens computes window + q scores each, of which window count."""
+SCORES = 2**22  # scores h_t . h_j in memory at a time
+SHORTEST_BLOCK = 128  # a block of q tokens computes window + q scores each, of which window count
 
 
 def cache_perplexity(

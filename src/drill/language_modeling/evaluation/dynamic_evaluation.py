@@ -38,8 +38,7 @@ Treebank chose 5e-3."""
 NAMES = {name: f"dynamic_perplexity: {name}" for name in ("lr", "decay", "eps")}
 """What errors call the settings."""
 
-SEGMENTS_PER_CHECK = 200
-"""Segments between two checks for NaN, which wait for the device."""
+SEGMENTS_PER_CHECK = 200  # segments between two checks for NaN, which wait for the device
 
 
 def dynamic_perplexity(

@@ -32,11 +32,8 @@ EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
 SUBWORD_EDGES = (1, 100, 1_000, 10_000, 100_000)
 """The same for subwords, which are rarely rare: BPE merges pairs that are frequent."""
 
-SURE = 0.05
-"""Nats per token: ratios to a smaller loss mean nothing."""
-
-FEW = 0.01
-"""Largest fraction of such words in a band for which ``by_types`` is shown."""
+SURE = 0.05  # nats per token: ratios to a smaller loss mean nothing
+FEW = 0.01  # largest fraction of such words in a band for which ``by_types`` is shown
 
 Values = ArrayLike | Tensor
 

@@ -27,8 +27,7 @@ from drill.training.precision import current_precision
 
 ABOUT = "drill gradient statistics"  # in the file's metadata
 
-BATCH_SIZE = 100
-"""Batch size of the published settings."""
+BATCH_SIZE = 100  # batch size of the published settings
 
 
 class StaleStatistics(ValueError):

@@ -14,8 +14,7 @@ from drill.language_modeling.evaluation.perplexity import Perplexity
 
 GridPoint = Mapping[str, float]
 
-IN_FILES = {"decay": "lamb"}
-"""Names of settings in files of searches, where they differ."""
+IN_FILES = {"decay": "lamb"}  # names of settings in files of searches, where they differ
 
 
 @dataclass(frozen=True)

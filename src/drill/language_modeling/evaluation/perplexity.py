@@ -24,15 +24,13 @@ from drill.training.precision import autocast_to, evaluating
 from drill.training.progress import perplexity_of
 from drill.training.state import Score
 
-Text = NDArray[Any] | Tensor
-"""Ids (N,), or (rows, B) where they are batchified already."""
+Text = NDArray[Any] | Tensor  # ids (N,), or (rows, B) where they are batchified already
 
 TOKENS_PER_LOSS = 4096
 """Hidden states of several segments go to the output layer at once: cached labels are compared with
 their parameters at every read, and a GPU has more to do per launch."""
 
-TOKENS_PER_PREDICTION = 512
-"""Probabilities of all labels are computed for so many tokens at a time."""
+TOKENS_PER_PREDICTION = 512  # probabilities of all labels are computed for so many tokens at a time
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.models.transformer.fused_linear import Prepared, apply_linear
 
-KeysValues = tuple[Tensor, Tensor]
-"""Keys and values, each (B, H, S, d/H)."""
+KeysValues = tuple[Tensor, Tensor]  # keys and values, each (B, H, S, d/H)
 
 Append = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 """Adds the keys and values (2, B*K, H, d/H) of a step; returns those of all steps, and a mask over

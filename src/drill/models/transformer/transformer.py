@@ -27,8 +27,7 @@ from drill.models.transformer.fused_linear import Prepared, apply_linears, prepa
 
 Norm = Literal["pre", "post"]
 
-ALIGNED = 8
-"""Fused attention copies a mask whose rows do not begin at multiples of so many numbers."""
+ALIGNED = 8  # fused attention copies a mask whose rows do not begin at multiples of so many numbers
 
 
 class Memory(NamedTuple):

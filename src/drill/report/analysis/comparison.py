@@ -34,11 +34,8 @@ Say = Callable[[str], None]
 
 # -- language models -------------------------------------------------------------------------------
 
-BATCH = 20
-"""Batch size of the test text: 1 would lose no context and take ten times as long."""
-
-NEAREST = 5
-"""Labels that are listed next to a label."""
+BATCH = 20  # batch size of the test text: 1 would lose no context and take ten times as long
+NEAREST = 5  # labels that are listed next to a label
 
 logger = logging.getLogger("drill")
 

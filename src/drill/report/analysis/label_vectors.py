@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from drill.language_modeling.evaluation.frequency_bands import EDGES, CountRange, band_ends
 from drill.layers import LabelSource, OutputLayer, label_source
 
-Neighbour = tuple[str, float]
-"""A label and its cosine."""
+Neighbour = tuple[str, float]  # a label and its cosine
 
 
 class LabelVectors(NamedTuple):

@@ -147,8 +147,7 @@ def run_styles(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[s
 
 # -- curves ---------------------------------------------------------------------------------------
 
-Curves = Mapping[str, Sequence[Curve]]
-"""Of each name: one run, or the seeds of a recipe."""
+Curves = Mapping[str, Sequence[Curve]]  # of each name: one run, or the seeds of a recipe
 
 
 def epochs_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:

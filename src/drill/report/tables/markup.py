@@ -36,8 +36,7 @@ TEXTS |= {"label", "nearest in E", "nearest in g_out(E)"}
 
 CHANGES = "Changed from the recipe:"
 
-Cell = tuple[str, str]
-"""(heading, text); all rows of a table have the same headings."""
+Cell = tuple[str, str]  # (heading, text); all rows of a table have the same headings
 
 
 @dataclass(frozen=True)

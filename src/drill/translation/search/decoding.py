@@ -21,8 +21,7 @@ Sources = Tensor | Sequence[Sequence[int]]
 OnProgress = Callable[[int], None]
 """Called before every batch with the sentences that are found; an exception ends the search."""
 
-Head = Callable[[Tensor], Tensor]
-"""hidden (N, d) -> log p of every label (N, V)."""
+Head = Callable[[Tensor], Tensor]  # hidden (N, d) -> log p of every label (N, V)
 
 SCORES_PER_TOKEN = 1 << 14
 """Log-probabilities, hypotheses x labels, that a step may hold for each of ``batch_tokens``.
