@@ -22,8 +22,7 @@ from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.translator import Translator
 from drill.translation.search import beam_search as beam_search_module
 from drill.translation.search import decoding as decoding_module
-from drill.translation.search.beam_search import beam_search, greedy
-from drill.translation.search.beam_state import Beam
+from drill.translation.search.beam_search import Beam, beam_search, greedy
 from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
 from drill.translation.search.sampling import sample
 
