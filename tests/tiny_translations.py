@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from drill.data import PAD, ParallelSplits, ParallelText, Subwords
-from drill.data.parallel.dataset import TranslationData, translation_data
+from drill.data.parallel.pairs import TranslationData, translation_data
 from drill.layers import AdaptiveSoftmax, DeepResidual, MixtureOfSoftmaxes, OutputLayer, TiedSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator

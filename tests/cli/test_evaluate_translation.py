@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from drill.data.parallel.dataset import target_counts
+from drill.data.parallel.pairs import target_counts
 from drill.report.analysis.comparison import accuracy_bands
 from drill.report.analysis.word_accuracy import subword_bands, word_bands
 from drill.report.results.ledger import read as read_ledger

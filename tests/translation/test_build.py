@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from drill.data import DataError, Subwords
-from drill.data.parallel.dataset import pairs_checksum
+from drill.data.parallel.pairs import pairs_checksum
 from drill.data.text.catalog import SPLITS
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetune_settings

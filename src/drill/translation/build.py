@@ -10,7 +10,7 @@ from torch import nn
 from drill.data import PAD, Filters, Subwords, cache_folder, read_parallel_corpus
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
-from drill.data.parallel.dataset import TranslationData, translation_data
+from drill.data.parallel.pairs import TranslationData, translation_data
 from drill.data.subwords import cached_subwords
 from drill.errors import DrillError, RunFolderError, SettingsError
 from drill.layers import LAYERS, AdaptiveSoftmax, Mixtape, SampledSoftmax

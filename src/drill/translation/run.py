@@ -13,8 +13,7 @@ import torch
 from drill.data import DataError, Filters, Pairs, ParallelText, Subwords, cache_folder, encode_pairs
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import read_parallel_split
-from drill.data.parallel.dataset import pairs_checksum, target_counts
-from drill.data.parallel.pairs import KEEP_ALL
+from drill.data.parallel.pairs import KEEP_ALL, pairs_checksum, target_counts
 from drill.errors import RunFolderError
 from drill.models.translator import Translator
 from drill.training.device import pick_device

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.data import PairBatch, PairBatches, Pairs
-from drill.data.parallel.dataset import TranslationData
+from drill.data.parallel.pairs import TranslationData
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients
 from drill.training.device import out_of_memory_hint

@@ -17,7 +17,7 @@ from drill.data import (
     read_parallel_corpus,
 )
 from drill.data.parallel.corpora import PARALLEL_CORPORA
-from drill.data.parallel.dataset import target_counts, translation_data
+from drill.data.parallel.pairs import target_counts, translation_data
 
 
 def learnt(text, size: int) -> Subwords:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from drill.data.parallel.parallel_text import ParallelText
-from drill.data.parallel.synthetic import ParallelSplits, numbers_and_dates_corpus
+from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
+from drill.data.parallel.synthetic import numbers_and_dates_corpus
 from drill.data.text.catalog import SPLITS, data_folders
 from drill.errors import DataError, check_value
 

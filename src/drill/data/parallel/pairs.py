@@ -1,10 +1,13 @@
 """Pairs of sentences as ids: filtered, in flat arrays, cached on disk.
 
 ParallelText -> filters -> Pairs: ids (N,) and offsets (2P + 1,)
+ParallelSplits -> TranslationData: train filtered, valid and test line by line
 """
 
 import json
+import zlib
 from dataclasses import asdict, astuple, dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ from numpy.typing import NDArray
 
 from drill.data.cache import cache_key, cached, load_array
 from drill.data.download import OnProgress
-from drill.data.parallel.parallel_text import ParallelText
-from drill.data.subwords import Subwords
+from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
+from drill.data.subwords import END, Subwords
+from drill.data.text.catalog import SPLITS
 from drill.errors import DataError, require
 
 CHUNK = 10_000  # pairs that are encoded at once
@@ -197,3 +201,62 @@ def _save(pairs: Pairs, entry: Path) -> None:
     np.save(entry / "ids.npy", pairs.ids)
     np.save(entry / "offsets.npy", pairs.offsets)
     (entry / "report.json").write_text(json.dumps(asdict(pairs.report)))
+
+
+# -- the splits of a corpus -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TranslationData:
+    """All that a translator trains on; pair i of valid and test is line i of their texts."""
+
+    text: ParallelSplits  # without that of train: of millions of pairs it is gigabytes
+    subwords: Subwords
+    train: Pairs  # that passed the filters
+    valid: Pairs
+    test: Pairs
+    language: str = "de"  # of the targets
+
+    @cached_property
+    def checksum(self) -> int:
+        """Equal where the same ids are trained and evaluated on."""
+        found = pairs_checksum(self.valid, pairs_checksum(self.train))
+        return pairs_checksum(self.test, found)
+
+    @cached_property
+    def checksums(self) -> dict[str, int]:
+        """Of each split, so that one can be known without the others."""
+        return {split: pairs_checksum(getattr(self, split)) for split in SPLITS}
+
+
+def target_counts(pairs: Pairs, labels: int) -> NDArray[np.int64]:
+    """How often the targets of ``pairs`` ask for each label, an ``<end>`` a pair counted, (V,)."""
+    first = pairs.offsets[len(pairs)]
+    counts = np.bincount(pairs.ids[first:], minlength=labels)
+    counts[END] += len(pairs)
+    return counts.astype(np.int64)
+
+
+def pairs_checksum(pairs: Pairs, start: int = 0) -> int:
+    """Of these ids, after others whose checksum is ``start``."""
+    return zlib.crc32(pairs.ids.tobytes(), zlib.crc32(pairs.offsets.tobytes(), start))
+
+
+def translation_data(
+    text: ParallelSplits,
+    subwords: Subwords,
+    filters: Filters = Filters(),  # noqa: B008 - it is frozen
+    cache: Path | None = None,
+    progress: OnProgress | None = None,
+    *,
+    language: str = "de",
+) -> TranslationData:
+    """Encode all splits; ``cache`` is a folder for the ids. The training text is freed."""
+    return TranslationData(
+        text._replace(train=ParallelText([], [])),
+        subwords,
+        encode_pairs(text.train, subwords, filters, cache, progress),
+        encode_pairs(text.valid, subwords, cache=cache),
+        encode_pairs(text.test, subwords, cache=cache),
+        language,
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from drill.errors import DataError
 from drill.files import lines_of, read_text
@@ -56,6 +57,14 @@ class ParallelText:
 
     def __add__(self, other: "ParallelText") -> "ParallelText":
         return ParallelText([*self.source, *other.source], [*self.target, *other.target])
+
+
+class ParallelSplits(NamedTuple):
+    """The three splits of a parallel corpus."""
+
+    train: ParallelText
+    valid: ParallelText
+    test: ParallelText
 
 
 def read_lines(path: Path) -> list[str]:

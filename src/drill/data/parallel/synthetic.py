@@ -11,10 +11,10 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import cache
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from drill.data.optional_packages import import_optional
-from drill.data.parallel.parallel_text import ParallelText
+from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.text.catalog import SPLITS
 from drill.errors import DataError, check_value
 
@@ -218,14 +218,6 @@ def sentence(kind: str, random: Random, write: Writer) -> Pair:
             first = tuple(word.capitalize() for word in write.words(a))
             values = {"a": (first[0], first[1]), "b": write.words(b), "c": write.words(a + b)}
     return _fill(templates[0] if len(templates) == 1 else pick(templates), values)
-
-
-class ParallelSplits(NamedTuple):
-    """The three splits of a parallel corpus."""
-
-    train: ParallelText
-    valid: ParallelText
-    test: ParallelText
 
 
 def numbers_and_dates_corpus(

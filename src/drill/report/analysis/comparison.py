@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from drill.data import SubwordVocabulary, Vocabulary, batchify
-from drill.data.parallel.dataset import target_counts
 from drill.data.parallel.moses_words import LANGUAGES
+from drill.data.parallel.pairs import target_counts
 from drill.data.parallel.parallel_text import read_lines
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.evaluation import frequency_bands as by_frequency

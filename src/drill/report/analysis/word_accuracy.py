@@ -115,7 +115,7 @@ def subword_bands(
     subwords: Subwords,
     counts: NDArray[np.int64],  # (V,)
 ) -> list[AccuracyBand]:
-    """Bands of subwords by ``counts``, from ``drill.data.parallel.dataset.target_counts``.
+    """Bands of subwords by ``counts``, from ``drill.data.parallel.pairs.target_counts``.
 
     Translations are tokenized again: a model may have generated another segmentation.
     """
