@@ -29,8 +29,13 @@ if TYPE_CHECKING:
         load_corpus,
         read_corpus,
     )
-    from drill.data.text.subword_vocabulary import SubwordVocabulary, load_vocabulary
-    from drill.data.text.vocabulary import EOS, UNK, Vocabulary
+    from drill.data.text.vocabulary import (
+        EOS,
+        UNK,
+        SubwordVocabulary,
+        Vocabulary,
+        load_vocabulary,
+    )
     from drill.data.text.word_features import WordFeatures
     from drill.data.text.wordnet import WordNet
     from drill.kernels.loss.checks import IGNORE_INDEX
@@ -81,7 +86,7 @@ _MODULES = (
     "parallel.corpora",
     "parallel.pairs",
     "text.corpora",
-    "text.subword_vocabulary",
+    "text.vocabulary",
     "text.word_features",
     "text.wordnet",
     "text.batches",

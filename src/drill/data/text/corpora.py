@@ -24,8 +24,7 @@ from drill.data.text.catalog import (
     files_in,
     open_text_folder,
 )
-from drill.data.text.subword_vocabulary import SubwordVocabulary
-from drill.data.text.vocabulary import EOS, UNK, Vocabulary, tokens
+from drill.data.text.vocabulary import EOS, UNK, SubwordVocabulary, Vocabulary, tokens
 from drill.errors import DataError, check_value
 from drill.files import decode_text, lines_of, read_bytes, read_text
 

@@ -95,12 +95,8 @@ def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], langua
 
 def corpus_bleu(sums: Floats) -> float:
     """BLEU, 0 to 100, of summed ``bleu_statistics`` (10,)."""
-    whole = sums.astype(int).tolist()
-    return float(
-        sacrebleu()
-        .metrics.BLEU.compute_bleu(whole[:4], whole[4:8], *whole[8:], smooth_method="exp")
-        .score
-    )
+    whole, bleu = sums.astype(int).tolist(), sacrebleu().metrics.BLEU
+    return float(bleu.compute_bleu(whole[:4], whole[4:8], *whole[8:], smooth_method="exp").score)
 
 
 def matched_words(
