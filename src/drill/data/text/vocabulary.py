@@ -168,18 +168,13 @@ class Vocabulary:
             raise TypeError("Vocabulary: encode takes lines, not one string; pass [text]")
         unknown = self.ids.get(UNK)
         if unknown is not None:
-            found: Iterator[int] = (self.ids.get(word, unknown) for word in tokens(lines))
-        else:
-            found = (self._known(word) for word in tokens(lines))
-        return np.fromiter(found, dtype=np.int32)
-
-    def _known(self, word: str) -> int:
+            return np.fromiter((self.ids.get(word, unknown) for word in tokens(lines)), np.int32)
         try:
-            return self.ids[word]
-        except KeyError:
+            return np.fromiter((self.ids[word] for word in tokens(lines)), np.int32)
+        except KeyError as error:
             raise DataError(
-                f"Vocabulary: {word!r} is not among the {len(self)} words and there is no {UNK}; "
-                "build the vocabulary over this text too, or with from_training"
+                f"Vocabulary: {error.args[0]!r} is not among the {len(self)} words and there is no "
+                f"{UNK}; build the vocabulary over this text too, or with from_training"
             ) from None
 
     def display(self, index: int) -> str:

@@ -47,7 +47,13 @@ class CountRange:
 
     @property
     def label(self) -> str:
-        return band_label(self.low, self.high)
+        """``never``, ``1 to 49``, ``5,000 and more``."""
+        if self.low == 0:
+            return "never"
+        if self.high is None:
+            return f"{self.low:,} and more"
+        last = self.high - 1
+        return f"{last:,}" if last == self.low else f"{self.low:,} to {last:,}"
 
 
 @dataclass(frozen=True)
@@ -192,15 +198,6 @@ def band_ends(
     smallest = int(min(seen[seen > 0], default=1))
     higher = [edge for edge in edges if edge > smallest]
     return list(zip([0, smallest, *higher], [1, *higher, None], strict=True))
-
-
-def band_label(low: int, high: int | None) -> str:
-    """Training counts in words: ``never``, ``1 to 49``, ``5,000 and more``."""
-    if low == 0:
-        return "never"
-    if high is None:
-        return f"{low:,} and more"
-    return f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
 
 
 def _by_word(
