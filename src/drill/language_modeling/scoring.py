@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 from drill.errors import require
@@ -193,13 +194,8 @@ def _batches(lengths: list[int]) -> Iterator[list[int]]:
 
 def _padded_losses(model: LanguageModel, texts: list[list[int]], start: State) -> Tensor:
     """-log p, (longest, lines) on the CPU; a line longer than a batch is split."""
-    longest = max(map(len, texts)) - 1
-    inputs = torch.zeros(longest, len(texts), dtype=torch.int64)
-    targets = torch.full_like(inputs, IGNORE_INDEX)
-    for column, ids in enumerate(texts):
-        read = torch.tensor(ids)
-        inputs[: len(read) - 1, column] = read[:-1]
-        targets[: len(read) - 1, column] = read[1:]
+    inputs = pad_sequence([torch.tensor(ids[:-1]) for ids in texts])  # (longest, lines)
+    targets = pad_sequence([torch.tensor(ids[1:]) for ids in texts], padding_value=IGNORE_INDEX)
     device = next(model.parameters()).device
     state = expand_state(start, len(texts))
     rows = max(1, TOKENS_PER_BATCH // len(texts))

@@ -141,11 +141,8 @@ class PairBatches:
         target_out = self._padded(count + indices, self._target[indices], IGNORE_INDEX)
         target_in = np.full_like(target_out, PAD)
         target_in[:, 0] = BEGIN
-        target_in[:, 1:] = np.where(
-            (target_out[:, :-1] == IGNORE_INDEX) | (target_out[:, :-1] == END),
-            PAD,
-            target_out[:, :-1],
-        )
+        before = target_out[:, :-1]
+        target_in[:, 1:] = np.where((before == IGNORE_INDEX) | (before == END), PAD, before)
         return PairBatch(
             torch.from_numpy(source),
             torch.from_numpy(target_in),

@@ -155,9 +155,9 @@ def dynamic_search(
     data = single_stream("dynamic_search", model, ids, limit)
     lrs = [rate * (segment_length / 5) for rate in LRS] if lrs is None else lrs
     decays = [decay * (segment_length / 5) for decay in DECAYS] if decays is None else decays
-    for lr in lrs:
-        for decay in decays:
-            check_dynamic_settings(lr, decay, eps)
+    points = [{"lr": lr, "decay": decay} for lr in lrs for decay in decays]
+    for point in points:
+        check_dynamic_settings(point["lr"], point["decay"], eps)
     statistics.check(model)
     key = (
         f"dynamic: epsilon {eps!r}, bptt {segment_length}, text {text_fingerprint(data)}, "
@@ -171,7 +171,6 @@ def dynamic_search(
         options = {**fixed, **settings, "eps": eps, "progress": progress}
         return dynamic_perplexity(model, data, statistics, **options)
 
-    points = [{"lr": lr, "decay": decay} for lr in lrs for decay in decays]
     tokens = len(data) - 1
     return run_grid(
         points, evaluate, key=key, tokens=tokens, file=file, progress=progress, report=report

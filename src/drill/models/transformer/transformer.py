@@ -20,7 +20,7 @@ from drill.kernels.runtime.checks import one_of, require_type
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
 from drill.layers.checks import check_fraction, check_integer
-from drill.models.transformer.attention import CrossAttention, KeysValues, SelfAttention
+from drill.models.transformer.attention import KeysValues
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream, settled_modules
 from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.transformer.fused_linear import Prepared, apply_linears, prepared
@@ -300,15 +300,10 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def _draw(self, embeddings: bool) -> None:
-        joined: dict[nn.Module, int] = {}  # several maps in one matrix are initialised one by one
-        for module in self.modules():
-            if isinstance(module, SelfAttention):
-                joined[module.query_key_value] = 3
-            elif isinstance(module, CrossAttention):
-                joined[module.key_value] = 2
-        for module in self.modules():
+        joined = {"query_key_value": 3, "key_value": 2}  # maps in one matrix are drawn one by one
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                for part in module.weight.detach().chunk(joined.get(module, 1)):
+                for part in module.weight.detach().chunk(joined.get(name.rpartition(".")[2], 1)):
                     nn.init.xavier_uniform_(part)
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding) and embeddings:
