@@ -123,11 +123,8 @@ def _search(
     graphs: GraphRecorder | None,
 ) -> dict[int, list[Hypothesis]]:
     device, last = batch.source.device, max(batch.limits)
-    room = (
-        None
-        if graphs is None
-        else min(INITIAL_CAPACITY, -(-(last + STEPS_PER_GRAPH) // ALIGNED) * ALIGNED)
-    )
+    most = -(-(last + STEPS_PER_GRAPH) // ALIGNED) * ALIGNED
+    room = None if graphs is None else min(INITIAL_CAPACITY, most)
     transformer, writable = model.transformer, TokenMask(model, decoding)
     cache = transformer.start(transformer.encode(batch.source), K, room)
     weight = transformer.target_embedding.weight
