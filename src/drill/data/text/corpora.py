@@ -31,7 +31,7 @@ from drill.files import decode_text, lines_of, read_bytes, read_text
 WORDS = "words"  # a tokenizer: no subwords
 SHARE = 0.1  # of a single file that validation takes, and the test
 
-# Books of the World English Bible that are held out, none of which retells one of the others (as
+# Books of the World English Bible that are held out. None retells a book of the training text (as
 # Kings and Chronicles or the first three gospels do with each other).
 VALID_BOOKS = (6, 17, 28, 58)  # Joshua, Esther, Hosea, Hebrews
 TEST_BOOKS = (7, 8, 21, 30, 45)  # Judges, Ruth, Ecclesiastes, Amos, Romans
