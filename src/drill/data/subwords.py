@@ -215,13 +215,11 @@ class Subwords:
         U+FFFD stands for bytes that are no whole characters.
         """
         checked = [self._checked(int(each)) for each in ids]
-        text: str = self._tokenizer.decode(checked, skip_special_tokens=True)
-        return text
+        return str(self._tokenizer.decode(checked, skip_special_tokens=True))
 
     def piece(self, index: int) -> str:
         """How the library writes a piece: one sign per byte, ``Ġ`` for a space."""
-        name: str = self._tokenizer.id_to_token(self._checked(index))
-        return name
+        return str(self._tokenizer.id_to_token(self._checked(index)))
 
     def piece_bytes(self, index: int) -> bytes:
         """The bytes that a piece stands for; none for begin, end and padding."""
@@ -244,8 +242,7 @@ class Subwords:
 
     def description(self) -> str:
         """What ``Subwords(description)`` makes these subwords of."""
-        text: str = self._tokenizer.to_str()
-        return text
+        return str(self._tokenizer.to_str())
 
     def save(self, path: Path | str) -> None:
         """Write ``description`` atomically, as a tokenizer.json of the tokenizers library."""

@@ -111,8 +111,7 @@ class HfEncoder(Encoder):
     def _window(self, ids: Tensor, **options: Any) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d)."""
         x = self._drop(self.embed(ids))
-        hidden: Tensor = self.body(inputs_embeds=x, **options).last_hidden_state
-        return hidden
+        return cast(Tensor, self.body(inputs_embeds=x, **options).last_hidden_state)
 
     def _drop(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)
@@ -176,5 +175,4 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
         expected = f"one that runs with these sizes ({reason})"
         raise invalid("HfEncoder", "model_type", expected, model_type) from None
-    made: nn.Module = body
-    return made
+    return cast(nn.Module, body)

@@ -102,8 +102,7 @@ def read_parallel_split(
     fits = pairs is None or pairs >= 1
     check_value(fits, "data.pairs", "at least 1", pairs, DataError)
     if corpus == GENERATED:
-        generated: ParallelText = getattr(_generated(source, target, pairs), split)
-        return generated
+        return _generated(source, target, pairs)[SPLITS.index(split)]
     texts = [ParallelText.from_files(*files) for files in _files(split, corpus, source, target)]
     found = sum(texts[1:], start=texts[0])
     if split == "train" and pairs is not None:
