@@ -73,6 +73,12 @@ def parser(description: str, sizes: Sequence[str] = ()) -> argparse.ArgumentPars
     return options
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """``--options``: of the label encoder, each for a row of its own."""
+    what = "also deep residual with such options: norm=rms,init_range=0.3"
+    parser.add_argument("--options", nargs="+", metavar="KEY=VALUE,...", default=[], help=what)
+
+
 def settings(
     args: argparse.Namespace,
     names: Sequence[str],

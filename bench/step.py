@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Step, measure
-from setting import Setting, parser, settings
+from setting import Setting, add_options, parser, settings
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -142,7 +142,7 @@ def our_step(steps: Steps | RecordedSteps, data: Tensor, bptt: int) -> Step:
     return step
 
 
-def variants(setting: Setting) -> dict[str, Prepare]:
+def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare]:
     labels, device = setting.size.labels, setting.device
     tied, deep = (sized(name, setting) for name in RECIPES[setting.name])
     batch = tied.training["batch_size"]
@@ -187,6 +187,10 @@ def variants(setting: Setting) -> dict[str, Prepare]:
     named = {"drill tied": tied, f"drill deep-residual {depth}": deep}
     if setting.name != "demo":
         named["drill mixture 15"] = sized(RECIPES[setting.name][0], setting, MIXTURE)
+    for each in options:
+        changes = [f"layer.{change}" for change in each.split(",")]
+        name = f"drill deep-residual {depth}, {each}"
+        named[name] = sized(RECIPES[setting.name][1], setting, changes)
     for name, chosen in named.items():
         made[name] = ours(chosen)
         if device.type == "cuda":
@@ -195,12 +199,14 @@ def variants(setting: Setting) -> dict[str, Prepare]:
 
 
 def main() -> None:
-    args = parser(__doc__, tuple(RECIPES)).parse_args()
+    options = parser(__doc__, tuple(RECIPES))
+    add_options(options)
+    args = options.parse_args()
     report = Report("step", args)
     # Parameters are float32 in training.
     for setting in settings(args, tuple(RECIPES), on_cuda=("tf32", "autocast")):
         # A step of an optimizer is no CUDA graph as it is.
-        results = measure(variants(setting), args, no_graph=("plain", "drill"))
+        results = measure(variants(setting, args.options), args, no_graph=("plain", "drill"))
         for name, row in results.items():
             kind = name.removeprefix("drill ").removesuffix(", replayed")
             own = BASE if kind == "tied" else f"{BASE}, {kind}"

@@ -8,16 +8,18 @@ is done. MarianMT is that of transformers.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Row, Step, measure
-from setting import Setting, parser, settings
+from setting import Setting, add_options, parser, settings
 from torch import Tensor, nn
 
 from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
+from drill.recipes.reader import apply_overrides
 from drill.training.cuda_graphs import CapturedGradients
 from drill.translation import Decoding, beam_search, cached_head
 from drill.translation.export_marian import marian_weights
@@ -189,7 +191,11 @@ def main() -> None:
     options.add_argument("--sentences", type=int, nargs="+", default=[64], help="searched at once")
     options.add_argument("--compile", action="store_true", help="also with torch.compile: minutes")
     options.add_argument("--task", nargs="+", choices=TASKS, default=TASKS, help="default: both")
+    add_options(options)
     args = options.parse_args()
+    for each in args.options:
+        given = apply_overrides({}, [f"layer.{change}" for change in each.split(",")])["layer"]
+        LAYERS[f"deep-residual 2, {each}"] = partial(DeepResidual, depth=2, **given)
     rounds = (5, 100)
     every = (BASE, "drill")  # not captured as they are: an optimizer counts its steps on the host
     report = Report("translation", args)

@@ -65,6 +65,15 @@ EXPECTED = {
 }
 
 
+@pytest.mark.parametrize("benchmark", ["step", "translation"])
+def test_options_of_the_label_encoder_have_rows(benchmark, tmp_path):
+    given, rows = "norm=rms,init_range=0.3", tmp_path / "rows"
+    task = ["--task", "training"] if benchmark == "translation" else []
+    script = ROOT / "bench" / f"{benchmark}.py"
+    call(script, "--quick", "--device", "cpu", "--json", rows, "--options", given, *task)
+    assert [row["name"] for row in read(rows) if given in row["name"] and "error" not in row]
+
+
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_rows(run, benchmark):
     printed, rows, may_fail = run
