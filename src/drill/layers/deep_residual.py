@@ -185,50 +185,61 @@ class DeepResidual(MatrixLayer):
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
         self.center = check_bool(name, "center", center)
         self.gate = one_of(name, "gate", gate, get_args(Gate))
+        self.gate_count = check_positive(name, "gate_count", gate_count)
+        self.correction = check_integer(name, "correction", correction, minimum=0)
         self.apply_to = apply_to
         self._inputs: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
-        if check_bool(name, "zero_start", zero_start) and depth > 0:
-            if not residual or residual_between or gate in ("scalar", "label"):
-                raise ValueError(
-                    f"{name}: zero_start needs residual=True and residual_between=False, so that a "
-                    "last map of zeros leaves the embedding itself, and no learned gate, which "
-                    "would have no gradient; or set zero_start=False"
-                )
-            if (output := maps[-1].output) is not None:
-                nn.init.zeros_(output.weight)
-            else:
-                one_of(f"{name}: zero_start", "activation", activation, ZERO_AT_ZERO)
-                for parameter in maps[-1].parameters():
-                    nn.init.zeros_(parameter)
-        if gate != "none":
-            if not residual:
-                raise ValueError(f"{name}: gate needs residual=True: at 0 it leaves the embedding")
-            require(depth > 0, name, "depth", f"at least 1 for gate={gate!r}", depth)
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
-        self.gate_count = check_positive(name, "gate_count", gate_count)
+        if check_bool(name, "zero_start", zero_start) and depth > 0:
+            self._start_at_zero()
+        self._add_gates(counts)
+        self._add_correction(init_range)
+
+    def _start_at_zero(self) -> None:
+        name, last = type(self).__name__, self.maps[-1]
+        if not self.residual or self.residual_between or self.gate in ("scalar", "label"):
+            raise ValueError(
+                f"{name}: zero_start needs residual=True and residual_between=False, so that a "
+                "last map of zeros leaves the embedding itself, and no learned gate, which "
+                "would have no gradient; or set zero_start=False"
+            )
+        if last.output is not None:
+            nn.init.zeros_(last.output.weight)
+            return
+        one_of(f"{name}: zero_start", "activation", last.activation, ZERO_AT_ZERO)
+        for parameter in last.parameters():
+            nn.init.zeros_(parameter)
+
+    def _add_gates(self, counts: Tensor | Sequence[float] | None) -> None:
+        name, V = type(self).__name__, label_count(self.embedding)
+        factory = factory_kwargs(self.embedding)
         self.gates: Tensor | None  # g
-        if gate != "frequency":
-            unused = "left out unless gate='frequency'"
-            require(self.gate_count == GATE_COUNT, name, "gate_count", unused, gate_count)
-            require(counts is None, name, "counts", unused, type(counts).__name__)
-        if gate == "none":
-            self.gates = None
-        elif gate == "frequency":
-            seen = check_counts(name, counts, label_count(embedding))
+        if self.gate != "none":
+            if not self.residual:
+                raise ValueError(f"{name}: gate needs residual=True: at 0 it leaves the embedding")
+            require(self.depth > 0, name, "depth", f"at least 1 for gate={self.gate!r}", self.depth)
+        if self.gate == "frequency":
+            seen = check_counts(name, counts, V)
             self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**factory))
-        else:
-            gates = 1 if gate == "scalar" else label_count(embedding)
-            self.gates = nn.Parameter(torch.zeros(gates, **factory))
-        self.correction = check_integer(name, "correction", correction, minimum=0)
-        require(correction <= d_h, name, "correction", f"at most the width {d_h}", correction)
+            return
+        unused = "left out unless gate='frequency'"
+        require(self.gate_count == GATE_COUNT, name, "gate_count", unused, self.gate_count)
+        require(counts is None, name, "counts", unused, type(counts).__name__)
+        start = torch.zeros(1 if self.gate == "scalar" else V, **factory)
+        self.gates = None if self.gate == "none" else nn.Parameter(start)
+
+    def _add_correction(self, init_range: float) -> None:
+        rank, most = self.correction, self.hidden_size
+        fits = f"at most the width {most}"
+        require(rank <= most, type(self).__name__, "correction", fits, rank)
         self.correction_embeddings: Tensor | None = None  # A
         self.correction_map: Tensor | None = None  # B
-        if correction:
-            rows = torch.zeros(label_count(embedding), correction, **factory)
-            columns = torch.empty(correction, d_h, **factory).uniform_(-init_range, init_range)
-            self.correction_embeddings = nn.Parameter(rows)
-            self.correction_map = nn.Parameter(columns)
+        if rank:
+            factory = factory_kwargs(self.embedding)
+            A = torch.zeros(label_count(self.embedding), rank, **factory)
+            B = torch.empty(rank, most, **factory).uniform_(-init_range, init_range)
+            self.correction_embeddings, self.correction_map = nn.Parameter(A), nn.Parameter(B)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         if self.apply_to == "input":
