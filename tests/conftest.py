@@ -14,8 +14,9 @@ if not torch.cuda.is_available():
 
 # After the variable: kernels read it when they are imported.
 from drill import files
-from tests.cli_workspace import make_workspace, run_cli_in
-from tests.tiny_texts import write_texts
+from tests.helpers.language_models import write_texts
+from tests.helpers.translators import write_pairs
+from tests.helpers.workspaces import run_cli_in, text_workspace
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -116,10 +117,8 @@ def empty_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory) -> Path:
     """A folder with a text, pairs, a recipe and a trained language model, one per file of tests."""
-    from tests import cli_translation_workspace
-
-    folder = make_workspace(tmp_path_factory.mktemp("workspace"))
-    cli_translation_workspace.write_pairs(folder / "pairs")
+    folder = text_workspace(tmp_path_factory.mktemp("workspace"))
+    write_pairs(folder / "pairs")
     return folder
 
 

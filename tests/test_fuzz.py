@@ -156,19 +156,19 @@ def change(known: dict[str, object], drawn: random.Random) -> str:
 
 def odd_settings(place: Path, drawn: random.Random) -> Iterator[tuple[str, list[str]]]:
     from drill.training.settings import flatten, recipe
+    from tests.helpers.translators import set_by_command
 
     for task, name, count in (("language model", "tiny.toml", 120), ("translator", "mt-demo", 60)):
         os.chdir(place / task)
         known = flatten(recipe(name).tables())
         known |= dict.fromkeys(("init_from", "task", "layer", "nothing", "a.b.c", ""))
-        usual = ["--set", "data.corpus=pairs"] if task == "translator" else []
+        usual = set_by_command() if task == "translator" else []
         for _ in range(count):
             shutil.rmtree("odd", ignore_errors=True)
             changes = [change(known, drawn) for _ in range(drawn.choice((1, 1, 2)))]
             limits = ["--set", "training.max_minutes=0.0001", "--runs", "odd", "--device", "cpu"]
             odd = [word for change in changes for word in ("--set", change)]
-            small = json.loads(Path("small.json").read_text())
-            yield f"{task} settings", ["train", name, *small, *usual, *odd, *limits, "-q"]
+            yield f"{task} settings", ["train", name, *usual, *odd, *limits, "-q"]
 
 
 def odd_arguments(place: Path, drawn: random.Random) -> Iterator[tuple[str, list[str]]]:
@@ -199,22 +199,19 @@ def main(place: Path) -> None:
 
     import drill.cli.app
     import drill.tasks  # noqa: F401
-    from tests import cli_translation_workspace, cli_workspace
+    from tests.helpers.workspaces import pairs_workspace, text_workspace
 
     os.environ |= {"XDG_CACHE_HOME": str(place / "cache"), "DRILL_COMMIT": "0000000"}
     victim = place / "victim"
     victim.write_text("mine\n")
-    changes = cli_translation_workspace.SMALL
-    makers = {"language model": cli_workspace, "translator": cli_translation_workspace}
-    for task, maker in makers.items():
+    makers = {"language model": text_workspace, "translator": pairs_workspace}
+    for task, make in makers.items():
         (place / task).mkdir()
         pid = os.fork()
         if not pid:
-            maker.make_workspace(place / task)
+            make(place / task)
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0, task
-        small = [w for each in changes for w in ("--set", each)] if task == "translator" else []
-        (place / task / "small.json").write_text(json.dumps(small))
         (place / task / "lines.txt").write_text("the boat is lit\nlamp\n")
     faults, counted = [], 0
     for cases in (damaged_folders, odd_settings, odd_arguments):

@@ -8,13 +8,13 @@ import pytest
 from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.settings import recipe
-from tests import cli_translation_workspace, cli_workspace
+from tests.helpers.workspaces import pairs_workspace, run_cli_in, text_workspace
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     """Language models tiny, more (of one vocabulary) and other."""
-    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("workspace"))
+    folder = text_workspace(tmp_path_factory.mktemp("workspace"))
     (folder / "other.txt").write_text("quite other words\n" * 300)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -72,8 +72,8 @@ def test_runs_that_do_not_compare_are_an_error(cli_error):
 
 
 def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
-    folder = cli_translation_workspace.make_workspace(tmp_path)
-    run_cli = cli_workspace.run_cli_in(folder, monkeypatch, capfd)
+    folder = pairs_workspace(tmp_path)
+    run_cli = run_cli_in(folder, monkeypatch, capfd)
     found = compared(run_cli, "runs/tiny", "runs/tiny")
     assert (found["kind"], found["difference"], found["gained"]) == ("bleu", 0.0, [])
     files = ("--text", "pairs/test.en", "--reference", "pairs/test.de")

@@ -5,7 +5,7 @@ import lzma
 
 import pytest
 
-from tests.cli_workspace import run_cli_in
+from tests.helpers.workspaces import run_cli_in
 
 PAIRS = {"train": 30, "valid": 4, "test": 3}
 

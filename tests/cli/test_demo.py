@@ -10,7 +10,7 @@ from drill import tasks
 from drill.language_modeling.run import load_language_model
 from drill.report.analysis.comparison import RunComparison
 from drill.report.tables import number_format
-from tests.cli_workspace import RECIPE
+from tests.helpers.workspaces import RECIPE
 
 
 @pytest.fixture

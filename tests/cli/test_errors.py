@@ -15,7 +15,7 @@ from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError
 from drill.training.run.weights import by_any_kernels
 from drill.training.settings import does_not_run, recipe
-from tests.cli_translation_workspace import set_by_command
+from tests.helpers.translators import set_by_command
 
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)

@@ -19,8 +19,8 @@ from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_language_model
-from tests.cli_workspace import run_cli_in
-from tests.tiny_runs import disk_full
+from tests.helpers.language_models import disk_full
+from tests.helpers.workspaces import run_cli_in
 
 CPU = ("--device", "cpu")
 TEST = ("runs/tiny", "--split", "test", *CPU)

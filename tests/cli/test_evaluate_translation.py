@@ -15,12 +15,13 @@ from drill.report.results.runs import read_run
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.translation.run import load_translator
-from tests.cli_translation_workspace import make_workspace, small
+from tests.helpers.translators import small
+from tests.helpers.workspaces import pairs_workspace
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("workspace"))
+    return pairs_workspace(tmp_path_factory.mktemp("workspace"))
 
 
 def test_evaluate_gives_bleu_and_keeps_it(run_cli, cli_output, in_workspace):

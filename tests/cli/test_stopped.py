@@ -8,9 +8,9 @@ import pytest
 
 from drill import tasks
 from drill.data.text import corpora
-from tests.cli_translation_workspace import set_by_command
-from tests.tiny_runs import contents
-from tests.tiny_tasks import LM, MT, RUNS
+from tests.helpers.language_models import contents
+from tests.helpers.tasks import LM, MT
+from tests.helpers.translators import set_by_command
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 COMMANDS = {LM: ("train", "tiny.toml"), MT: ("train", "mt-demo", *set_by_command())}
@@ -26,7 +26,7 @@ def ctrl_c(*_: object, **__: object) -> None:
 def test_ctrl_c_before_the_first_step_removes_the_folder(run_cli, monkeypatch, task, quiet):
     for name in ("build_optimizer", "record_start"):
         with monkeypatch.context() as patch:
-            patch.setattr(RUNS[task], name, ctrl_c)
+            patch.setattr(tasks, name, ctrl_c)
             words = (*COMMANDS[task], "--runs", "fresh/runs", "--device", "cpu", *quiet)
             code, out, err = run_cli(*words)
         assert (code, out, err.splitlines()[-1]) == (130, "", NOTHING)
@@ -35,7 +35,7 @@ def test_ctrl_c_before_the_first_step_removes_the_folder(run_cli, monkeypatch, t
 
 def test_ctrl_c_leaves_other_files(run_cli, workspace, monkeypatch):
     """A folder that was there is not emptied, nor one next to which another run has come."""
-    monkeypatch.setattr(RUNS[LM], "record_start", ctrl_c)
+    monkeypatch.setattr(tasks, "record_start", ctrl_c)
     (workspace / "mine" / "here").mkdir(parents=True)
     (workspace / "mine" / "here" / "vocabulary.json").write_text("[]")
     for name in ("here", "new"):

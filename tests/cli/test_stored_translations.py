@@ -8,7 +8,7 @@ import pytest
 from drill.errors import RunFolderError
 from drill.training.run.folder import RunFolder
 from drill.translation.evaluate import DecodingInfo, read_decoding_info, save_hypotheses
-from tests.cli_translation_workspace import make_workspace
+from tests.helpers.workspaces import pairs_workspace
 
 MADE = DecodingInfo(beam_size=4, length_penalty=0.6, weights="best")
 
@@ -41,7 +41,7 @@ def test_damaged_decoding_info_is_an_error(tmp_path, content):
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    folder = make_workspace(tmp_path_factory.mktemp("workspace"))
+    folder = pairs_workspace(tmp_path_factory.mktemp("workspace"))
     shutil.copytree(folder / "runs/tiny", folder / "runs/other")
     return folder
 

@@ -15,7 +15,7 @@ from drill.language_modeling.run import load_language_model
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
-from tests.cli_workspace import RECIPE
+from tests.helpers.workspaces import RECIPE
 
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)

@@ -14,12 +14,13 @@ from drill import cli
 from drill.translation import translate as translate_module
 from drill.translation.run import load_translator
 from drill.translation.translate import Search, Translation, translate
-from tests.cli_translation_workspace import make_workspace, set_by_command
+from tests.helpers.translators import set_by_command
+from tests.helpers.workspaces import pairs_workspace
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("workspace"))
+    return pairs_workspace(tmp_path_factory.mktemp("workspace"))
 
 
 def test_train_prints_bleu_and_resumes(run_cli):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from tests import tiny_wordnet
+from tests.helpers import wordnet
 
 
 @pytest.fixture(scope="module")
 def described(workspace):
-    tiny_wordnet.write(workspace / "wordnet")
+    wordnet.write(workspace / "wordnet")
     return workspace
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.helpers.processes import python
 from tests.hf.tiny_models import logits
-from tests.processes import python
 
 pytest.importorskip("accelerate", reason="needs accelerate")
 from tests.hf.train_in_processes import parts

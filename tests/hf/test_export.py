@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.processes import python
 from tests.hf.tiny_models import T, V, batch, build, logits, perturb
-from tests.processes import python
 
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
 

@@ -24,10 +24,9 @@ from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG, Outcome
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, recipe, resolve_settings
-from tests.processes import python
-from tests.tiny_runs import all_of, rows, unlike, weights
-from tests.tiny_tasks import stop
-from tests.tiny_texts import small, write_texts
+from tests.helpers.language_models import all_of, rows, small, unlike, weights, write_texts
+from tests.helpers.processes import python
+from tests.helpers.tasks import stop
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

@@ -15,8 +15,8 @@ from drill.layers.label_source import label_vectors
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import recipe
-from tests import tiny_wordnet
-from tests.tiny_runs import weights
+from tests.helpers import wordnet
+from tests.helpers.language_models import weights
 
 STEMS = ("lamp", "boat", "sea", "light", "walk", "rope", "sand", "wind")
 WORDS = [*STEMS, *(f"{stem}s" for stem in STEMS), "in", "the"]
@@ -30,7 +30,7 @@ def workspace(tmp_path_factory):
     for split, lines in {"train": 60, "valid": 20, "test": 20}.items():
         text = "".join(" ".join(dice.choice(WORDS, 6)) + "\n" for _ in range(lines))
         (folder / "text" / f"{split}.txt").write_text(text)
-    tiny_wordnet.write(folder / "wordnet")
+    wordnet.write(folder / "wordnet")
     return folder
 
 

@@ -25,7 +25,7 @@ from drill.training.distributed import World
 from drill.training.loop import AsyncLoss
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.training.run.checkpoint import split_tensors
-from tests.no_gpu_sync import no_gpu_sync
+from tests.helpers.devices import no_gpu_sync
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
 OPTIONS = {"ar_weight": 2.0, "tar_weight": 1.0, "check": False}

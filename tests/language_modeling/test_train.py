@@ -28,7 +28,7 @@ from drill.training.precision import resolve_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
-from tests.tiny_runs import (
+from tests.helpers.language_models import (
     BATCH,
     BPTT,
     all_of,

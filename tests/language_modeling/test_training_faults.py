@@ -12,7 +12,7 @@ from drill.errors import CheckpointError, Diverged, RunFolderError
 from drill.kernels.lstm.persistent import recurrence
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from tests.tiny_runs import (
+from tests.helpers.language_models import (
     OPTIMIZERS,
     after,
     all_of,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from drill.layers import DeepResidual
 from drill.layers.label_map import LabelMap
-from tests.kernels.device_marks import interpreted
+from tests.helpers.devices import interpreted
 from tests.layers.table import (
     CASES,
     ONE_EACH,

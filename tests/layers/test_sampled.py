@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from drill.layers import MatrixLayer, SampledSoftmax, TiedSoftmax
 from drill.layers.wrappers import sampled as module
 from drill.layers.wrappers.sampled import distinct
+from tests.helpers.devices import no_gpu_sync
 from tests.layers.table import CASES, MATRIX, V, batch, every_matrix_case, gradients, make
-from tests.no_gpu_sync import no_gpu_sync
 
 COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
 RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id

@@ -17,8 +17,16 @@ from drill.models.language_model import LanguageModel
 from drill.training.optim import Muon
 from drill.training.optim.muon import orthogonalized
 from drill.training.settings import resolve_settings
-from tests.processes import python
-from tests.tiny_runs import V, assert_close_rows, interrupted_after, rows, small_run, text, weights
+from tests.helpers.language_models import (
+    V,
+    assert_close_rows,
+    interrupted_after,
+    rows,
+    small_run,
+    text,
+    weights,
+)
+from tests.helpers.processes import python
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ from drill.models import Transformer
 from drill.models.transformer import blocks, fused_linear
 from drill.models.transformer.attention import WithoutCudnn, fused_attention
 from drill.training.cuda_graphs import CapturedGradients
-from tests.kernels.device_marks import every_impl, triton_devices
+from tests.helpers.devices import every_impl, triton_devices
 from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged, trained
 
 

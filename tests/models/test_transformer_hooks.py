@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.modules import module as torch_module
 
 from drill.models import Transformer
-from tests.kernels.device_marks import every_impl, interpreted
+from tests.helpers.devices import every_impl, interpreted
 from tests.models import small_transformers
 from tests.models.small_transformers import (
     B,

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from drill.training.distributed import init_distributed
 from drill.training.optim import Muon
 from drill.training.state import TrainingState
+from tests.helpers.language_models import OPTIMIZERS, interrupted_after, small_run
 from tests.models.test_hf_encoder import PLAIN, model
-from tests.tiny_runs import OPTIMIZERS, interrupted_after, small_run
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

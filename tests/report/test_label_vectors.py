@@ -15,7 +15,7 @@ from drill.report.analysis.label_vectors import (
     nearest_labels,
     typical_labels,
 )
-from tests.tiny_runs import BPTT, LAYERS, small_model, text
+from tests.helpers.language_models import BPTT, LAYERS, small_model, text
 
 VECTORS = LabelVectors(
     torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0], [3.0, 3.9]]), torch.eye(4)[:, :3] * 2

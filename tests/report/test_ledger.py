@@ -15,8 +15,8 @@ from drill.report import read_run
 from drill.report.results import ledger
 from drill.report.results.ledger import AlreadyRecorded, LedgerError, read, record
 from drill.training.settings import recipe
+from tests.helpers.language_models import disk_full
 from tests.report.folders import of_weights, write_evaluations, write_run
-from tests.tiny_runs import disk_full
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.kernels.runtime import overlap
 from drill.training.cuda_graphs import CapturedGradients
-from tests.tiny_translations import small_translator
+from tests.helpers.translators import small_translator
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
 cpu_and_cuda = pytest.mark.parametrize(

@@ -19,9 +19,7 @@ from drill.data.text.batches import rotated, rotations
 from drill.errors import CheckpointError, SettingsError
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
-from tests.cli_workspace import RECIPE
-from tests.processes import ROOT, python
-from tests.tiny_runs import (
+from tests.helpers.language_models import (
     all_of,
     assert_close_rows,
     interrupted_after,
@@ -30,7 +28,9 @@ from tests.tiny_runs import (
     unlike,
     weights,
 )
-from tests.tiny_translations import small_data, small_optimizer, small_training
+from tests.helpers.processes import ROOT, python
+from tests.helpers.translators import small_data, small_optimizer, small_training
+from tests.helpers.workspaces import RECIPE
 from tests.training.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
 
 

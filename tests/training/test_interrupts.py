@@ -17,7 +17,7 @@ from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from drill.translation import train as translation_train
 from drill.translation.train import TranslationState
-from tests.tiny_runs import (
+from tests.helpers.language_models import (
     acting,
     after,
     all_of,
@@ -27,8 +27,8 @@ from tests.tiny_runs import (
     small_run,
     unlike,
 )
-from tests.tiny_tasks import LM, MT, TASKS
-from tests.tiny_translations import small_optimizer, small_training
+from tests.helpers.tasks import LM, MT, TASKS
+from tests.helpers.translators import small_optimizer, small_training
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 

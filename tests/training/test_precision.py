@@ -9,8 +9,8 @@ import torch
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.training import precision
 from drill.training.precision import autocast_to, has_bfloat16_units, matmul_precision
+from tests.helpers.language_models import small_run
 from tests.language_modeling.models import language_model, text
-from tests.tiny_runs import small_run
 
 CPU = torch.device("cpu")
 

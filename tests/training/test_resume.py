@@ -16,8 +16,7 @@ from drill.training.loop import Outcome
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from tests.processes import python
-from tests.tiny_runs import (
+from tests.helpers.language_models import (
     OPTIMIZERS,
     after,
     all_of,
@@ -28,7 +27,8 @@ from tests.tiny_runs import (
     unlike,
     with_a_test_at,
 )
-from tests.tiny_translations import small_optimizer, small_training
+from tests.helpers.processes import python
+from tests.helpers.translators import small_optimizer, small_training
 
 
 def small(task: str, path: Path, layer: str, optimizer: Any, **options: Any) -> Outcome:
@@ -133,9 +133,9 @@ def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, optimizer, prec
 
 @pytest.fixture(scope="module")
 def kill_harness(tmp_path_factory) -> tuple[Path, dict]:
-    """Many runs of killed processes, see tests/kill_harness.py."""
+    """Many runs of killed processes, see tests/helpers/kill_harness.py."""
     folder = tmp_path_factory.mktemp("kill_harness")
-    python("-m", "tests.kill_harness", folder, 1)
+    python("-m", "tests.helpers.kill_harness", folder, 1)
     reports = folder.glob("*/report.json")
     return folder, {path.parent.name: json.loads(path.read_text()) for path in reports}
 

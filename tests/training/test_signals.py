@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from drill.training.signals import GracefulShutdown
-from tests.tiny_runs import OPTIMIZERS, after, small_run
+from tests.helpers.language_models import OPTIMIZERS, after, small_run
 
 
 def handlers() -> list:

@@ -17,9 +17,9 @@ from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
 from drill.training.state import TrainingState
 from drill.translation.evaluate import TranslationLoss
-from tests.tiny_runs import after, all_of, interrupted_after, rows, small_run, unlike
-from tests.tiny_tasks import LM, MT, TASKS, Task, both_tasks
-from tests.tiny_translations import small_training
+from tests.helpers.language_models import after, all_of, interrupted_after, rows, small_run, unlike
+from tests.helpers.tasks import LM, MT, TASKS, Task, both_tasks
+from tests.helpers.translators import small_training
 
 
 @pytest.fixture

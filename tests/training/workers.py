@@ -18,8 +18,16 @@ import torch
 from drill.training import loop
 from drill.training.distributed import World, init_distributed
 from drill.training.run.folder import RunFolder
-from tests.tiny_runs import OPTIMIZERS, after, bits, interrupted_after, rows, small_model, small_run
-from tests.tiny_translations import small_optimizer, small_training
+from tests.helpers.language_models import (
+    OPTIMIZERS,
+    after,
+    bits,
+    interrupted_after,
+    rows,
+    small_model,
+    small_run,
+)
+from tests.helpers.translators import small_optimizer, small_training
 
 EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
 NOISY = {"layer": "deep-residual", "epochs": 4, "checkpoint_seconds": 0.0}

@@ -20,12 +20,13 @@ from drill.training.run.folder import RunFolder
 from drill.translation import train as train_module
 from drill.translation.run import load_translator
 from drill.translation.translate import Search, translate
-from tests.cli_translation_workspace import make_workspace, small
+from tests.helpers.translators import small
+from tests.helpers.workspaces import pairs_workspace
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    return make_workspace(tmp_path_factory.mktemp("workspace"))
+    return pairs_workspace(tmp_path_factory.mktemp("workspace"))
 
 
 def test_run_comes_back_as_it_was(in_workspace):

@@ -8,7 +8,7 @@ import pytest
 from drill.data import FilterReport
 from drill.tasks import train
 from drill.training.run.summary import left_out
-from tests.cli_translation_workspace import small, write_pairs
+from tests.helpers.translators import small, write_pairs
 
 FILTERS = {"minimum": 2, "maximum": 256, "ratio": 4.0, "deduplicate": True}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from drill.data import IGNORE_INDEX, PairBatches, ParallelText, encode_pairs
 from drill.models.translator import Translator
 from drill.translation.evaluate import TranslationLoss, translation_loss
-from tests.tiny_translations import small_data, small_training, small_translator
+from tests.helpers.translators import small_data, small_training, small_translator
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from drill.translation.step import (
     kernel_summary,
     make_captured_gradients,
 )
-from tests.tiny_runs import interrupted_after, rows, weights
-from tests.tiny_translations import small_data, small_optimizer, small_training, small_translator
+from tests.helpers.language_models import interrupted_after, rows, weights
+from tests.helpers.translators import small_data, small_optimizer, small_training, small_translator
 
 CPU = torch.device("cpu")
 

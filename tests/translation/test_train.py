@@ -16,8 +16,8 @@ from drill.translation.evaluate import translation_loss
 from drill.translation.search import beam_search
 from drill.translation.train import TranslationState
 from drill.translation.translate import Search
-from tests.tiny_runs import after, all_of, rows, unlike, weights
-from tests.tiny_translations import small_data, small_training, small_translator
+from tests.helpers.language_models import after, all_of, rows, unlike, weights
+from tests.helpers.translators import small_data, small_training, small_translator
 
 
 def test_best_holds_the_weights_of_the_lowest_validation_loss(tmp_path):

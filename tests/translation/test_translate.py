@@ -17,7 +17,7 @@ from drill.translation.search import sampling
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding
 from drill.translation.translate import EMPTY, Search, translate
-from tests.tiny_translations import small_data, small_translator
+from tests.helpers.translators import small_data, small_translator
 
 
 @pytest.fixture(scope="module")

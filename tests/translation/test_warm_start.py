@@ -14,10 +14,10 @@ from drill.training.run import checkpoint
 from drill.training.settings import read_settings
 from drill.translation.evaluate import translation_loss
 from drill.translation.run import load_translator
-from tests import cli_workspace
-from tests.cli_translation_workspace import make_workspace, small
-from tests.tiny_runs import all_of, unlike, weights
-from tests.tiny_tasks import stop
+from tests.helpers.language_models import all_of, unlike, weights
+from tests.helpers.tasks import stop
+from tests.helpers.translators import small
+from tests.helpers.workspaces import pairs_workspace, text_workspace
 
 STILL = [
     "training.max_steps=1",
@@ -29,7 +29,7 @@ STILL = [
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     """pairs/, runs/tiny and other/, the same language in other letters."""
-    folder = make_workspace(tmp_path_factory.mktemp("workspace"))
+    folder = pairs_workspace(tmp_path_factory.mktemp("workspace"))
     (folder / "other").mkdir()
     for path in (folder / "pairs").iterdir():
         turned = path.read_text().translate(str.maketrans("abcde", "ebcda"))
@@ -94,7 +94,7 @@ def test_start_that_does_not_fit_is_named_before_a_text_is_read(
 ):
     if "words" in changes[0] and not Path("words").exists():
         Path("words").mkdir()
-        cli_workspace.make_workspace(Path("words").absolute())
+        text_workspace(Path("words").absolute())
     if "young" in changes[0]:
         Path("runs/young").mkdir()
         shutil.copy("runs/tiny/recipe.toml", "runs/young")

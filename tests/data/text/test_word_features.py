@@ -4,7 +4,7 @@ import pytest
 
 from drill.data import EOS, DataError, Vocabulary, WordFeatures, WordNet
 from drill.data.text.word_features import ngrams
-from tests import tiny_wordnet
+from tests.helpers import wordnet
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from tests import tiny_wordnet
     ],
 )
 def test_glosses_of_words_and_inflected_forms(word, gloss, tmp_path):
-    assert WordNet(tiny_wordnet.write(tmp_path / "wordnet")).describe(word) == gloss
+    assert WordNet(wordnet.write(tmp_path / "wordnet")).describe(word) == gloss
 
 
 def test_a_missing_dictionary_is_named(tmp_path, monkeypatch):

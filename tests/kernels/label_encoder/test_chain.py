@@ -21,7 +21,7 @@ from drill.kernels.label_encoder.chain.chain import (
 from drill.kernels.label_encoder.options import ACTIVATION_CODES, Options
 from drill.kernels.label_encoder.weight_gradients import MANY, planes_for_sums, sum_in_parts
 from drill.kernels.runtime.hopper import SHARED
-from tests.kernels.device_marks import on_hopper
+from tests.helpers.devices import on_hopper
 from tests.kernels.label_encoder.test_encode_labels import (
     assert_no_less_exact,
     assert_replays,

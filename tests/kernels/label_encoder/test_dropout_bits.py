@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.label_encoder.options import DRAWS, KeptBits, draw_kept_bits
-from tests.kernels.device_marks import needs_triton, triton_devices
+from tests.helpers.devices import needs_triton, triton_devices
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("few_programs")]
 

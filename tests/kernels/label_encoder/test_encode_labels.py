@@ -16,7 +16,7 @@ from drill.kernels.loss import products as products_module
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import Choice
 from drill.layers import DeepResidual
-from tests.kernels.device_marks import interpreted
+from tests.helpers.devices import interpreted
 
 OPTIONS = [
     {"activation": "sigmoid", "dropout": 0.6},

@@ -9,7 +9,7 @@ from drill.kernels.loss.chunk_plan import NllOptions, fits_in_one_chunk
 from drill.kernels.loss.chunked import backward_pass, forward_pass
 from drill.kernels.loss.compile_op import compiled_nll, nll_op
 from drill.kernels.runtime import padding
-from tests.kernels.device_marks import interpreted, numpy_warnings
+from tests.helpers.devices import interpreted, numpy_warnings
 from tests.kernels.loss.test_nll import IGNORE_INDEX, Engine, Problem, every_engine, problem
 from tests.kernels.recorders import Products
 

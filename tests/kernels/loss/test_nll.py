@@ -14,7 +14,7 @@ from drill.kernels.loss.nll import choose, nll
 from drill.kernels.runtime import dispatch as module
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import log_once
-from tests.kernels.device_marks import interpreted, needs_triton, numpy_warnings
+from tests.helpers.devices import interpreted, needs_triton, numpy_warnings
 
 pytestmark = numpy_warnings
 

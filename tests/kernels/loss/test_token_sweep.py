@@ -10,7 +10,7 @@ from torch import Tensor
 from drill.kernels.loss import chunked, token_sweep
 from drill.kernels.loss.chunk_plan import NllOptions
 from drill.kernels.loss.nll import nll
-from tests.kernels.device_marks import numpy_warnings
+from tests.helpers.devices import numpy_warnings
 from tests.kernels.loss.test_nll import ENGINES, every_engine_and_size, no_worse_than_eager, problem
 from tests.kernels.recorders import Allocations, Products
 

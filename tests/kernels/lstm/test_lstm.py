@@ -16,7 +16,7 @@ from drill.kernels.runtime import nvrtc
 from drill.kernels.runtime.dispatch import log_once
 from drill.kernels.runtime.hopper import SHARED
 from drill.models import AwdLstm
-from tests.kernels.device_marks import needs_hopper, needs_triton, on_hopper
+from tests.helpers.devices import needs_hopper, needs_triton, on_hopper
 from tests.kernels.lstm.problems import differentiate, errors, problem, same_bits, solve
 
 

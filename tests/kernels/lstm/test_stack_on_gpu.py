@@ -8,7 +8,7 @@ import torch
 from drill.kernels.lstm.lstm import lstm_stack
 from drill.kernels.lstm.persistent import recurrence, stack_backward, stack_forward
 from drill.kernels.runtime import streams
-from tests.kernels.device_marks import captured, needs_hopper
+from tests.helpers.devices import captured, needs_hopper
 from tests.kernels.lstm.problems import (
     flat,
     gradients,

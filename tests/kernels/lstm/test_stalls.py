@@ -14,7 +14,7 @@ from drill.kernels.lstm.lstm import lstm
 from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.persistent.layout import UNITS, cut
 from drill.kernels.lstm.persistent.recurrence import EMPTY
-from tests.kernels.device_marks import needs_hopper
+from tests.helpers.devices import needs_hopper
 from tests.kernels.lstm.problems import problem
 
 pytestmark = [pytest.mark.gpu, needs_hopper]

@@ -10,7 +10,7 @@ from drill.kernels.lstm import lstm as module
 from drill.kernels.lstm.lstm import choose, lstm
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.models import AwdLstm
-from tests.kernels.device_marks import captured, interpreted, needs_triton
+from tests.helpers.devices import captured, interpreted, needs_triton
 from tests.kernels.lstm.problems import differentiate, errors, problem, same_bits, solve
 
 if TRITON_INSTALLED:

@@ -11,7 +11,7 @@ from drill.kernels.mixture import mixture_nll as mixture_module
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import INTERPRETED
-from tests.kernels.device_marks import interpreted, needs_hopper, numpy_warnings, on_hopper
+from tests.helpers.devices import interpreted, needs_hopper, numpy_warnings, on_hopper
 
 pytest.importorskip("triton")
 

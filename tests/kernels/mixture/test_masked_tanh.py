@@ -8,7 +8,7 @@ from drill.kernels.mixture import masked_tanh as module
 from drill.kernels.mixture.masked_tanh import gradient, masked_tanh
 from drill.kernels.runtime.dropout_masks import draw_mask
 from drill.layers import MixtureOfSoftmaxes, TiedSoftmax
-from tests.kernels.device_marks import needs_triton, numpy_warnings, triton_devices
+from tests.helpers.devices import needs_triton, numpy_warnings, triton_devices
 
 pytestmark = [numpy_warnings, needs_triton]
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -13,7 +13,7 @@ from drill.kernels.mixture import passes
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED, log_once
-from tests.kernels.device_marks import numpy_warnings
+from tests.helpers.devices import numpy_warnings
 from tests.kernels.loss.test_nll import (
     IGNORE_INDEX,
     Engine,

@@ -24,7 +24,7 @@ from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphRecorder
 from drill.training.precision import autocast_to
-from tests.kernels.device_marks import on_hopper
+from tests.helpers.devices import on_hopper
 
 EVENTS: list[str] = []
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drill.kernels.runtime.dispatch import INTERPRETED
-from tests.kernels.device_marks import numpy_warnings
+from tests.helpers.devices import numpy_warnings
 
 pytest.importorskip("triton")
 

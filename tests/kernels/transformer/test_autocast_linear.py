@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.transformer.autocast_linear import cast_together, products
 from drill.kernels.transformer.autocast_linear import product as of_weights
-from tests.kernels.device_marks import cpu_and_cuda
+from tests.helpers.devices import cpu_and_cuda
 
 
 def product(x, weight, bias=None):

@@ -12,7 +12,7 @@ from drill.kernels.transformer.autocast_linear import cast_together
 from drill.kernels.transformer.autocast_linear import product as matrix_product
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
-from tests.kernels.device_marks import needs_triton, triton_devices
+from tests.helpers.devices import needs_triton, triton_devices
 
 SHAPES = {"cpu": [(1, 12), (3, 23, 40)], "cuda": [*product((1, 67, 4096), (12, 256, 512, 1024))]}
 DROPOUT = 0.3

@@ -7,17 +7,17 @@ from drill.report.play.answers import LanguageModelPlayer, TranslatorPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
 from drill.translation.run import load_translator
-from tests import cli_translation_workspace, cli_workspace
+from tests.helpers.workspaces import RECIPE, pairs_workspace, text_workspace
 
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory) -> Path:
     """A folder with the runs tiny and tied, language models of one text."""
-    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("workspace"))
+    folder = text_workspace(tmp_path_factory.mktemp("workspace"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        text = cli_workspace.RECIPE.replace("deep-residual", "tied").replace("depth = 2\n", "")
+        text = RECIPE.replace("deep-residual", "tied").replace("depth = 2\n", "")
         (folder / "tied.toml").write_text(text)
         settings = recipe("tied.toml", ["training.epochs=1"])
         assert train(settings, "runs/tied", device="cpu", quiet=True).finished
@@ -27,7 +27,7 @@ def workspace(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def translator_workspace(tmp_path_factory) -> Path:
     """A folder with the translator runs/tiny."""
-    return cli_translation_workspace.make_workspace(tmp_path_factory.mktemp("pairs"))
+    return pairs_workspace(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def models(workspace) -> list[LanguageModelPlayer]:
 def subword_workspace(tmp_path_factory) -> Path:
     """A folder with the runs subwords and other, language models with two tokenizers."""
     pytest.importorskip("tokenizers")
-    folder = cli_workspace.make_workspace(tmp_path_factory.mktemp("subwords"))
+    folder = text_workspace(tmp_path_factory.mktemp("subwords"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

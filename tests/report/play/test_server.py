@@ -12,7 +12,7 @@ from drill.language_modeling.run import load_language_model
 from drill.report.play.answers import LanguageModelPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
-from tests import tiny_wordnet
+from tests.helpers import wordnet
 
 TestClient = pytest.importorskip("starlette.testclient").TestClient
 
@@ -181,7 +181,7 @@ def test_a_translator_is_asked_for_translations_only(translator_client):
 
 def test_a_word_is_added_where_the_label_source_allows_it(models, workspace, tmp_path, monkeypatch):
     monkeypatch.chdir(workspace)
-    monkeypatch.setenv("DRILL_WORDNET", str(tiny_wordnet.write(tmp_path / "wordnet")))
+    monkeypatch.setenv("DRILL_WORDNET", str(wordnet.write(tmp_path / "wordnet")))
     settings = recipe("tied.toml", ["training.epochs=1", "labels.source=gloss"])
     train(settings, tmp_path / "run", device="cpu", quiet=True)
     described = LanguageModelPlayer("gloss", load_language_model(tmp_path / "run", device="cpu"))

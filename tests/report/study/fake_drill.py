@@ -9,7 +9,7 @@ import pytest
 
 from drill.report.study import runner
 from drill.report.study.plan import TRAINING, Plan, read_plan, row_settings
-from tests.cli_workspace import RECIPE
+from tests.helpers.workspaces import RECIPE
 
 PLAN = """
 name = "small"

@@ -12,9 +12,8 @@ from drill.training.run import environment as environment_module
 from drill.training.run.environment import commit, has_ended
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings
-from tests.tiny_runs import rows, with_a_test_at
-from tests.tiny_tasks import stop
-from tests.tiny_texts import small
+from tests.helpers.language_models import rows, small, with_a_test_at
+from tests.helpers.tasks import stop
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 TEN_MINUTES = "training.max_minutes=10"

@@ -7,7 +7,7 @@ import torch
 
 from drill.errors import CheckpointError
 from drill.training.run.folder import RunFolder
-from tests.tiny_runs import contents
+from tests.helpers.language_models import contents
 
 MODEL = ("train", "tiny.toml", "--device", "cpu")
 FAULTS = {

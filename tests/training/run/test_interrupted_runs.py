@@ -14,8 +14,8 @@ from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
 from drill.training.signals import GracefulShutdown, reraise_signal
-from tests.tiny_tasks import LM, interrupted
-from tests.tiny_texts import small, write_texts
+from tests.helpers.language_models import small, write_texts
+from tests.helpers.tasks import interrupted
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 STOPPED = "runs/a b: stopped in epoch 1; all is saved: the same call of train resumes, or drill"
@@ -34,7 +34,7 @@ def settings_of_text() -> Settings:
 def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on():
     settings = settings_of_text()
     wanted = re.escape(f"{STOPPED} train 'runs/a b'")
-    with interrupted(LM, 3), pytest.raises(KeyboardInterrupt, match=wanted):
+    with interrupted(3), pytest.raises(KeyboardInterrupt, match=wanted):
         train(settings, "runs/a b", device="cpu", quiet=True)
     assert RunFolder("runs/a b").last_numbers()["step"] == 3
     assert train(settings, "runs/a b", device="cpu", quiet=True).test is not None
@@ -49,7 +49,7 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog):
 
     settings = settings_of_text()
     signal.signal(signal.SIGTERM, handler)
-    with interrupted(LM, 3, signal.SIGTERM):
+    with interrupted(3, signal.SIGTERM):
         outcome = train(settings, "runs/a b", device="cpu", quiet=True)
     assert heard == [3]
     assert STOPPED in caplog.text
@@ -58,7 +58,7 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog):
 
 def test_unfinished_outcome_is_returned_on_request():
     settings = settings_of_text()
-    with interrupted(LM, 3):
+    with interrupted(3):
         outcome = train(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
     assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
     assert outcome.signal == signal.SIGINT
@@ -92,9 +92,8 @@ def test_a_signal_that_is_ignored_outside_is_raised(number):
 def test_sigterm_ends_the_process(tmp_path):
     program = """
 import signal
-from tests.tiny_tasks import LM
 from tests.training.run.test_interrupted_runs import interrupted, settings_of_text, train
-with interrupted(LM, 3, signal.SIGTERM):
+with interrupted(3, signal.SIGTERM):
     train(settings_of_text(), "runs/a b", device="cpu")
 print("went on")
 """

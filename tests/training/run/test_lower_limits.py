@@ -3,9 +3,9 @@
 import pytest
 
 from drill.training.run.folder import RunFolder
-from tests.cli_translation_workspace import set_by_command
-from tests.tiny_runs import contents
-from tests.tiny_tasks import LM, MT, interrupted
+from tests.helpers.language_models import contents
+from tests.helpers.tasks import LM, MT, interrupted
+from tests.helpers.translators import set_by_command
 
 ON_A_CPU = ("--device", "cpu", "-q")
 
@@ -67,7 +67,7 @@ def test_a_longer_run_that_was_stopped_is_not_ended(run_cli, workspace, task, li
     own = ("train", f"runs/{name}", *ON_A_CPU, "--set")
     assert run_cli("train", *COMMANDS[task], "--name", name, *ON_A_CPU)[0] == 0
     once = RunFolder(f"runs/{name}").last_numbers()["step"]
-    with interrupted(task, once * 3 // 2):
+    with interrupted(once * 3 // 2):
         assert run_cli(*own, "training.epochs=30")[0] == 130
     before = contents(workspace / "runs" / name)
     code, out, err = run_cli(*own, f"training.{limit}")

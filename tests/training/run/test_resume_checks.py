@@ -13,8 +13,8 @@ from drill.errors import CheckpointError, DrillError, OutOfMemory, RunFolderErro
 from drill.training.device import check_memory, meta_init
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from tests.tiny_runs import interrupted_after, small_run
-from tests.tiny_translations import small_optimizer, small_training
+from tests.helpers.language_models import interrupted_after, small_run
+from tests.helpers.translators import small_optimizer, small_training
 
 
 @pytest.fixture

@@ -1,5 +1,9 @@
 """Where kernels are tested: by the interpreter on a CPU, and on a GPU."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -50,3 +54,15 @@ def captured(step):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         return graph, step()
+
+
+@contextmanager
+def no_gpu_sync() -> Iterator[None]:
+    """Inside, an operation that waits for the GPU is an error, as far as torch notices."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,6 +1,6 @@
 """Trains runs that are killed again and again until they have finished.
 
-    python -m tests.kill_harness FOLDER SEED
+    python -m tests.helpers.kill_harness FOLDER SEED
 
 Each training process is forked from this one, which has imported torch and computed nothing: so a
 start costs milliseconds, and kill -9 is real. The report.json of a scenario says how often it has
@@ -23,9 +23,15 @@ import torch._dynamo  # noqa: F401 - the first optimizer would import it in ever
 from drill.tasks import train
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
-from tests.tiny_runs import interrupted_after, rows, small_run, text
-from tests.tiny_texts import small, write_texts
-from tests.tiny_translations import small_training
+from tests.helpers.language_models import (
+    interrupted_after,
+    rows,
+    small,
+    small_run,
+    text,
+    write_texts,
+)
+from tests.helpers.translators import small_training
 
 Process = Callable[[], object]
 KILLS = 12

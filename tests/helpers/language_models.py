@@ -1,4 +1,4 @@
-"""Small runs: models of a few hundred numbers, on a text that has something to learn."""
+"""Small language models and their runs, on a text that has something to learn."""
 
 import errno
 import functools
@@ -33,6 +33,7 @@ from drill.training.options import LanguageModelOptions
 from drill.training.progress import Progress
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
+from drill.training.settings import Settings, recipe
 
 V, WIDTH, HIDDEN = 40, 8, 10
 BATCH, BPTT = 4, 10
@@ -236,3 +237,22 @@ def finished(run: Callable[..., Outcome], layer: str = "tied", **options: Any) -
 def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The names under which two runs hold something else; empty for equal runs."""
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+
+
+SMALL = [
+    "encoder.embedding_dim=8", "encoder.hidden_size=10", "training.bptt=10",
+    "training.batch_size=4", "training.epochs=2", "training.seed=3",
+]  # fmt: skip
+
+
+def write_texts(folder: Path) -> Path:
+    folder.mkdir()
+    for name, ids in zip(("train", "valid", "test"), text(), strict=True):
+        lines = (ids[i : i + 7] for i in range(0, len(ids), 7))
+        content = "\n".join(" ".join(f"w{word}" for word in line) for line in lines)
+        (folder / f"{name}.txt").write_text(content + "\n", encoding="utf-8")
+    return folder
+
+
+def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
+    return recipe(name, [f"data.corpus={texts}", *SMALL, *changes])

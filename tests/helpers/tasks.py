@@ -14,10 +14,10 @@ from drill import tasks
 from drill.language_modeling import train as language_model_train
 from drill.training.loop import Outcome
 from drill.training.optim import ScheduledOptimizer
-from drill.training.settings import TRANSLATION, Settings
+from drill.training.settings import Settings
 from drill.translation import train as translation_train
-from tests.tiny_runs import OPTIMIZERS, interrupted_after, small_model, small_run
-from tests.tiny_translations import small_optimizer, small_training, small_translator
+from tests.helpers.language_models import OPTIMIZERS, interrupted_after, small_model, small_run
+from tests.helpers.translators import small_optimizer, small_training, small_translator
 
 
 class Task(NamedTuple):
@@ -38,11 +38,8 @@ TASKS: dict[str, Any] = {
 both_tasks = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
-RUNS = {LM: tasks, MT: tasks}  # where the start of a run is looked up
-
-
 @contextmanager
-def interrupted(task: str, steps: int, number: int = signal.SIGINT) -> Iterator[None]:
+def interrupted(steps: int, number: int = signal.SIGINT) -> Iterator[None]:
     """Inside, training from a recipe gets a signal after ``steps`` steps."""
     real = tasks.build_optimizer
     with pytest.MonkeyPatch.context() as patch:
@@ -56,6 +53,5 @@ def interrupted(task: str, steps: int, number: int = signal.SIGINT) -> Iterator[
 
 def stop(settings: Settings, folder: Path | str, steps: int) -> None:
     """Train, with Ctrl-C after ``steps`` steps."""
-    task = MT if settings.task == TRANSLATION else LM
-    with interrupted(task, steps), pytest.raises(KeyboardInterrupt):
+    with interrupted(steps), pytest.raises(KeyboardInterrupt):
         tasks.train(settings, folder, device="cpu")

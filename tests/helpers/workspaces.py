@@ -1,4 +1,4 @@
-"""A folder with a text, a recipe and a trained run, and the command as somebody types it there."""
+"""Folders with a text or pairs and a trained run, and the command as somebody types it there."""
 
 import io
 import random
@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from drill import cli
 from drill.cli.app import app
+from drill.tasks import train
+from tests.helpers import translators
 
 RECIPE = """
 [data]
@@ -37,12 +39,12 @@ batch_size = 8
 """
 
 
-def make_workspace(folder: Path) -> Path:
+def text_workspace(folder: Path) -> Path:
     """``folder`` with text/, tiny.toml and runs/tiny."""
-    return copy_of("language model", _train, folder)
+    return copy_of("language model", _train_language_model, folder)
 
 
-def _train(folder: Path) -> None:
+def _train_language_model(folder: Path) -> None:
     die = random.Random(0)
     (folder / "text").mkdir()
     for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
@@ -54,6 +56,16 @@ def _train(folder: Path) -> None:
     (folder / "tiny.toml").write_text(RECIPE)
     result = CliRunner().invoke(app, ["train", "tiny.toml", "--device", "cpu"])
     assert result.exit_code == 0, result.output
+
+
+def pairs_workspace(folder: Path) -> Path:
+    """``folder`` with pairs/ and runs/tiny."""
+    return copy_of("translator", _train_translator, folder)
+
+
+def _train_translator(folder: Path) -> None:
+    translators.write_pairs(folder / "pairs")
+    assert train(translators.small(), "runs/tiny", device="cpu").finished
 
 
 MADE: dict[str, TemporaryDirectory[str]] = {}
