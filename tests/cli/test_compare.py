@@ -58,9 +58,8 @@ def test_a_text_is_read_from_a_file(run_cli, workspace):
         assert (code, said in err) == (1, True)
 
 
-def test_the_table_names_both_runs(run_cli):
-    code, out, err = run_cli("compare", "runs/tiny", "runs/more", "--device", "cpu")
-    assert code == 0, err
+def test_the_table_names_both_runs(cli_output):
+    out = cli_output("compare", "runs/tiny", "runs/more", "--device", "cpu")
     assert all(word in out for word in ("tiny", "more", "perplexity", "95% interval"))
     assert "difference = more minus tiny" in out
 
@@ -68,6 +67,7 @@ def test_the_table_names_both_runs(run_cli):
 def test_runs_that_do_not_compare_are_an_error(cli_error):
     cli_error("compare", "runs/tiny", "runs/other", key="vocabulary")
     cli_error("compare", "runs/tiny", "runs/none", key="runs/none")
+    cli_error("analyse", "runs/tiny", "runs/tiny", key="twice")
     cli_error("compare", "runs/tiny", "runs/more", "--reference", "mine.txt", key="--reference")
 
 
@@ -82,14 +82,13 @@ def test_translators_are_compared_by_bleu(tmp_path, monkeypatch, capfd):
     assert (code, "--reference" in err) == (1, True)
 
 
-def test_analyse_prints_bands_and_ranks(run_cli, workspace):
-    code, out, _ = run_cli("analyse", "runs/tiny", "runs/more", "--device", "cpu")
-    assert code == 0
+def test_analyse_prints_bands_and_ranks(cli_output, workspace):
+    out = cli_output("analyse", "runs/tiny", "runs/more", "--device", "cpu")
     assert all(word in out for word in ("by types", "calibration error", "g_out(E)", "streams"))
     width = load_language_model("runs/tiny", device="cpu").model.layer.hidden_size
     ranks = [line for line in out.splitlines() if line.endswith(f"| {width + 2} |")]
     assert len(ranks) == 2
-    code, out, _ = run_cli("analyse", "runs/tiny", "runs/more", "--json", "--device", "cpu")
+    out = cli_output("analyse", "runs/tiny", "runs/more", "--json", "--device", "cpu")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["run"] for row in rows] == ["tiny", "more"]
     assert all(row["rank"]["relative"] <= width + 2 for row in rows)
@@ -103,7 +102,3 @@ def test_analyse_prints_bands_and_ranks(run_cli, workspace):
     assert 0 < rows[0]["calibration"]["ece"] < 1
     assert rows[0]["norms"][0]["types"] > 0
     assert rows[0]["nearest"][0]["output"]
-
-
-def test_analyse_takes_a_run_once(run_cli, workspace):
-    assert run_cli("analyse", "runs/tiny", "runs/tiny")[0] == 1

@@ -1,4 +1,4 @@
-"""`drill evaluate`, `report`, `ledger add`, `export` and `data` of translators."""
+"""`drill evaluate`, `report`, `ledger add` and `export` of translators; which of them compare."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from drill.report.results.ledger import read as read_ledger
 from drill.report.results.runs import read_run
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
+from drill.translation.evaluate import DecodingInfo, read_decoding_info
 from drill.translation.run import load_translator
 from tests.helpers.translators import small
 from tests.helpers.workspaces import pairs_workspace
@@ -21,7 +22,11 @@ from tests.helpers.workspaces import pairs_workspace
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    return pairs_workspace(tmp_path_factory.mktemp("workspace"))
+    """The run tiny, and its copies one and other, which are compared."""
+    folder = pairs_workspace(tmp_path_factory.mktemp("workspace"))
+    for name in ("one", "other"):
+        shutil.copytree(folder / "runs/tiny", folder / "runs" / name)
+    return folder
 
 
 def test_evaluate_gives_bleu_and_keeps_it(run_cli, cli_output, in_workspace):
@@ -99,12 +104,16 @@ def test_evaluate_own_source_and_reference(run_cli, cli_output, in_workspace, tm
         (["--source", "one.en", "--reference", "pairs/valid.de"], "one.en has 1 line but pairs/"),
         (["--source", "one.en", "--reference", "blank.de"], "blank.de: "),
         (["--source", "blank.de", "--reference", "one.en"], "blank.de: "),
+        (["--text", "pairs/test.en"], "--text: "),
+        (["--split", "test", "--tokenize", "words"], "tokenize"),
     ],
 )
 def test_evaluate_needs_source_and_reference(cli_error, in_workspace, words, key):
     (in_workspace / "one.en").write_text("abc\n")
     (in_workspace / "blank.de").write_text(" \n")
     cli_error("evaluate", "runs/tiny", *words, "--device", "cpu", key=key)
+    for command in ("dynamic", "cache"):  # of language models
+        cli_error(command, "runs/tiny", key="runs/tiny: ")
 
 
 def test_a_language_without_a_word_tokenizer_has_subwords_only(run_cli, in_workspace):
@@ -142,19 +151,6 @@ def test_an_exported_copy_has_the_search_of_the_run(cli_output, tmp_path):
     assert (config["num_beams"], config["length_penalty"]) == (2, 0.6)
 
 
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (["dynamic", "runs/tiny"], "runs/tiny: "),
-        (["cache", "runs/tiny"], "runs/tiny: "),
-        (["evaluate", "runs/tiny", "--text", "pairs/test.en"], "--text: "),
-        (["evaluate", "runs/tiny", "--split", "test", "--tokenize", "words"], "tokenize"),
-    ],
-)
-def test_language_model_options_are_an_error_for_translators(cli_error, words, key):
-    cli_error(*words, key=key)
-
-
 def test_reports_and_ledgers_take_translators(run_cli, cli_output, in_workspace, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     out = cli_output("ledger", "add", "runs/tiny", "--ledger", str(ledger))
@@ -175,3 +171,40 @@ def test_reports_and_ledgers_take_translators(run_cli, cli_output, in_workspace,
     assert "BLEU" in page.read_text()
     _, out, _ = run_cli("report", "runs/tiny", "--markdown")
     assert "bleu" in out.lower()
+
+
+def test_the_final_test_saves_its_decoding_info(workspace):
+    made = read_decoding_info(RunFolder(workspace / "runs/one"), "test", "de")
+    row = RunFolder(workspace / "runs/one").test_row()
+    assert made == DecodingInfo(row["beam"], row["length_penalty"], row["weights"])
+
+
+def test_runs_of_different_searches_are_not_compared(cli_error, run_cli, workspace, tmp_path):
+    bands = ("report", "runs/one", "runs/other", "--bands", "--device", "cpu", "--out")
+    evaluate = ("evaluate", "runs/other", "--split", "test", "--device", "cpu", "-q")
+    page = str(tmp_path / "page.html")
+    assert run_cli(*bands, page)[0] == 0
+    assert run_cli(*evaluate, "--beam", "1")[0] == 0
+    assert "`drill evaluate runs/other --split test --beam 2 --length-penalty 0.6`" in cli_error(
+        *bands, page, key="--bands: "
+    )
+    assert run_cli(*bands[:2], *bands[3:], page)[0] == 0  # alone, it is compared with none
+    assert run_cli(*evaluate, "--beam", "2", "--length-penalty", "0.6")[0] == 0
+    assert run_cli(*bands, page)[0] == 0
+
+
+def test_translations_that_may_not_compare_are_noted(run_cli, workspace, tmp_path):
+    bands = ("report", "runs/one", "runs/other", "--bands", "--device", "cpu")
+    words = ("evaluate", "runs/other", "--split", "test", "--device", "cpu", "-q")
+    assert run_cli(*words, "--weights", "last")[0] == 0
+    code, _, err = run_cli(*bands, "--out", str(tmp_path / "page.html"))
+    tested = RunFolder(workspace / "runs/other").test_row()["weights"]
+    assert code == 0, err
+    assert f"the last weights, its test with the {tested} ones" in err
+    info = workspace / "runs/other/test.de.hyp.json"
+    assert json.loads(info.read_text())["weights"] == "last"
+    info.unlink()
+    code, _, err = run_cli(*bands, "--out", str(tmp_path / "page.html"))
+    assert code == 0, err
+    assert "runs/other: the search that made its translations is unknown" in err
+    assert run_cli(*words)[0] == 0

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from drill.training.run.checkpoint import load, save
+from tests.helpers.language_models import contents
 
 UNTRAINED = "<unk> does not occur in the training text"
 READ_AS_UNK = "not in the vocabulary, read as <unk>: "
@@ -104,10 +105,7 @@ def test_unknown_words_are_named_once_and_at_most_20(run_cli):
 
 
 def test_reading_commands_write_nothing_into_the_run(run_cli, workspace):
-    def files() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in (workspace / "runs/tiny").rglob("*.*")}
-
-    before = files()
+    before = contents(workspace / "runs/tiny")
     assert run_cli("generate", "runs/tiny", "--max-new-tokens", "8", "--device", "cpu")[0] == 0
     assert run_cli("score", "runs/tiny", stdin="the sea\n")[0] == 0
-    assert files() == before
+    assert contents(workspace / "runs/tiny") == before

@@ -244,17 +244,15 @@ def test_invalid_settings_raise(options, message):
 
 @torch.no_grad()
 def test_embeddings_and_ids_that_do_not_fit_raise():
-    with pytest.raises(ValueError, match="target embedding"):
-        Transformer(nn.Embedding(V, 12), nn.Embedding(V, 8))
-    with pytest.raises(ValueError, match="512"):
-        Transformer.preset("base", nn.Embedding(V, 12))
-    with pytest.raises(TypeError, match="Linear"):
-        Transformer(nn.Linear(3, 3))
-    model = make()
-    with pytest.raises(TypeError, match="source"):
-        model.encode(ids(1, S)[0])
-    with pytest.raises(ValueError, match="target"):
-        model(ids(3, S), ids(2, T))
+    model, E = make(), nn.Embedding(V, 12)
     cache = model.start(model.encode(ids(3, S)), hypotheses=2)
-    with pytest.raises(ValueError, match="ids"):
-        model.step(torch.ones(5, dtype=torch.int64), cache)
+    for call, error, fault in (
+        (lambda: Transformer(E, nn.Embedding(V, 8)), ValueError, "target embedding"),
+        (lambda: Transformer.preset("base", E), ValueError, "512"),
+        (lambda: Transformer(nn.Linear(3, 3)), TypeError, "Linear"),
+        (lambda: model.encode(ids(1, S)[0]), TypeError, "source"),
+        (lambda: model(ids(3, S), ids(2, T)), ValueError, "target"),
+        (lambda: model.step(torch.ones(5, dtype=torch.int64), cache), ValueError, "ids"),
+    ):
+        with pytest.raises(error, match=fault):
+            call()

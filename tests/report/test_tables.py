@@ -227,52 +227,32 @@ def test_tables_note_changes_to_the_recipe(tmp_path):
 # -- numbers and text ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+FORMATS = {
+    number_format.perplexity: [
         (57.049, "57.05"), (999.99, "999.99"), (2977.09, "2,977"), (1.25e6, "1.2e+06"),
         (math.inf, "inf"), (math.nan, "nan"), (None, ""),
     ],
-)  # fmt: skip
-def test_perplexities(value, text):
-    assert number_format.perplexity(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+    number_format.change: [
         (0.31, "+0.3"), (-1.24, "-1.2"), (0.04, "0.0"), (-0.04, "0.0"), (math.inf, "+inf"),
-        (None, ""),
+        (None, ""), (math.nan, ""),
     ],
-)  # fmt: skip
-def test_changes_carry_their_sign(value, text):
-    assert number_format.change(value) == text
-    assert number_format.change(math.nan) == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
+    number_format.duration: [
         (0.0, "0.0 s"), (9.96, "10 s"), (59.6, "1 min 00 s"), (185.0, "3 min 05 s"),
         (3599.4, "59 min 59 s"), (3599.6, "1 h 00 min"), (86_399.0, "1 d 00 h"),
         (1e9, "11,574 d 02 h"), (math.nan, ""), (-1.0, ""), (None, ""),
     ],
-)  # fmt: skip
-def test_durations_have_their_two_largest_units(seconds, text):
-    assert number_format.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "markdown"),
-    [
+    markdown_text: [
         ("ptb_tied-seed_28", "ptb_tied-seed_28"), ("_x_ *y* `z`", r"\_x\_ \*y\* \`z\`"),
         ("a|b\nc", r"a\|b c"), ("[x](javascript:y)", r"\[x\](javascript:y)"),
         ("<b> &amp; \\", r"\<b> \&amp; \\"), ("60.1 ± 0.2", "60.1 ± 0.2"),
         ("< 0.1 -> 0.2", "< 0.1 -> 0.2"), ("> x", r"\> x"),
     ],
-)  # fmt: skip
-def test_markdown_of_a_text_reads_as_the_text(text, markdown):
-    assert markdown_text(text) == markdown
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", FORMATS, ids=lambda write: write.__name__)
+def test_numbers_and_text_are_written_as_people_read_them(write):
+    assert [write(value) for value, _ in FORMATS[write]] == [text for _, text in FORMATS[write]]
 
 
 def test_a_table_without_rows_has_its_notes():

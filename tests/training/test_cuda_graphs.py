@@ -1,13 +1,259 @@
-"""Recording work: what happens to work that cannot be recorded."""
+"""CUDA graphs: gradients by replays are those of backward(); work that cannot be recorded."""
 
 from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.errors import CaptureError
-from drill.training.cuda_graphs import GraphRecorder
+from drill.kernels.runtime import overlap
+from drill.training.cuda_graphs import CapturedGradients, GraphRecorder
+from tests.helpers.devices import cpu_and_cuda
+from tests.helpers.translators import small_translator
+
+pytestmark = pytest.mark.usefixtures("fixed_seed")
+
+
+def make(device: str) -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 11)).to(
+        device
+    )
+
+
+def batches(device: str) -> list[tuple[Tensor, Tensor]]:
+    """Two shapes, each five times."""
+    return [
+        tuple(torch.randint(11, (2, 4 + 3 * (i % 2)), device=device) for _ in range(2))
+        for i in range(10)
+    ]
+
+
+def loss_of(model: nn.Module):
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    return loss
+
+
+def test_labels_run_concurrently_with_recurrences():
+    model, known = make("cpu"), []
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        room = overlap._scope.get()
+        known.append(room is not None and room.knows(list(model.parameters())))
+        return loss_of(model)(x, y)
+
+    captured = CapturedGradients(model, loss)
+    for batch in batches("cpu")[:4]:
+        captured(*batch)
+    assert known == 4 * [True]
+    assert overlap._scope.get() is None
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("accumulated", [1, 3])
+@cpu_and_cuda
+def test_training_is_the_same(device, accumulated, set_to_none):
+    model = make(device)
+    other = make(device)
+    other.load_state_dict(model.state_dict())
+    plain, captured = loss_of(model), CapturedGradients(other, loss_of(other))
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, other)]
+    for i, batch in enumerate(batches(device)):
+        value = plain(*batch)
+        value.backward()
+        replayed = captured(*batch)
+        assert not replayed.requires_grad
+        torch.testing.assert_close(replayed, value.detach())
+        if (i + 1) % accumulated == 0:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("layer", ["tied", "deep-residual"])
+@cpu_and_cuda
+def test_a_replayed_step_of_a_translator_has_the_bits_of_a_launched_one(device, layer):
+    """Attention by plain PyTorch, for its fused kernels add gradients in any order."""
+    model = small_translator(layer).to(device)
+    source, target = (torch.randint(3, 262, (4, length), device=device) for length in (8, 9))
+
+    def loss(*batch: Tensor) -> Tensor:
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
+            return model.loss(*batch, check=False)
+
+    def launched(*batch: Tensor) -> Tensor:
+        value = loss(*batch)
+        value.backward()
+        return value.detach()
+
+    def step(gradients) -> list[Tensor]:
+        model.zero_grad()
+        torch.manual_seed(5)  # both drop the same
+        value = gradients(source, target[:, :-1], target[:, 1:])
+        return [value, *(each.grad.clone() for each in model.parameters())]
+
+    captured = CapturedGradients(model, loss)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = step(launched)
+        for _ in range(4):  # gradients find their places, a shape comes once, a capture, a replay
+            found = step(captured)
+    assert len(captured.cache.replays) == 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@cpu_and_cuda
+def test_replays_draw_new_masks_and_losses_outlive_the_next(device):
+    model = nn.Dropout(0.5).to(device)
+    weight = nn.Parameter(torch.ones(64, device=device))
+    model.register_parameter("weight", weight)
+    captured = CapturedGradients(model, lambda x: (model(x) * weight).sum())
+    values = [captured(torch.arange(64.0, device=device)) for _ in range(6)]
+    assert len({value.item() for value in values}) > 3
+
+
+@cpu_and_cuda
+def test_gradients_stay_at_one_address_and_frozen_parameters_have_none(device):
+    model = make(device)
+    model[1].weight.requires_grad_(False)
+    captured = CapturedGradients(model, loss_of(model))
+    addresses = set()
+    for batch in batches(device):
+        captured(*batch)
+        addresses.add(model[1].bias.grad.data_ptr())
+        model.zero_grad()
+    assert len(addresses) == 1
+    assert model[1].weight.grad is None
+
+
+@cpu_and_cuda
+def test_a_parameter_that_a_batch_does_not_reach_has_no_gradient_of_the_one_before(device):
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]).to(device)
+
+    def loss(x: Tensor) -> Tensor:
+        x = model[0](x)
+        return (model[1](x) if len(x) == 2 else x).square().sum()
+
+    captured = CapturedGradients(model, loss)
+    for _ in range(4):
+        for rows, reached in ((2, True), (5, False)):
+            captured(torch.ones(rows, 3, device=device))
+            assert model[0].weight.grad.any()
+            assert bool(model[1].weight.grad.any()) == reached
+            model.zero_grad()
+
+
+@cpu_and_cuda
+def test_a_gradient_of_others_is_added_to(device):
+    model = make(device)
+    captured = CapturedGradients(model, loss_of(model))
+    first, second, third = batches(device)[:5:2]  # of one shape
+    captured(*first)
+    captured(*second)
+    model.zero_grad()
+    loss_of(model)(*third).backward()
+    once = [each.grad.clone() for each in model.parameters()]
+    captured(*third)
+    for parameter, grad in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * grad)
+
+
+@cpu_and_cuda
+def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
+    device, monkeypatch, caplog
+):
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_GRAPHS", 1)
+    model = make(device)
+    captured = CapturedGradients(model, loss_of(model))
+    for i, batch in enumerate(batches(device)):
+        torch.testing.assert_close(captured(*batch), loss_of(model)(*batch).detach())
+        assert len(caplog.records) == (i >= 3)  # the fourth is the second of the second shape
+    assert len(captured.cache.replays) == 1
+    said = caplog.records[0].getMessage()
+    assert said.startswith("batches of 1 shapes are replayed as CUDA graphs, which is the limit")
+    assert said.endswith("training.pad_to_multiple_of")
+
+
+@cpu_and_cuda
+def test_shapes_that_come_once_keep_no_frequent_one_out(device, monkeypatch, caplog):
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_GRAPHS", 2)
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_SEEN_SHAPES", 4)
+    model = make(device)
+    captured = CapturedGradients(model, loss_of(model))
+
+    def train_on(length: int) -> None:
+        captured(*(torch.randint(11, (2, length), device=device) for _ in range(2)))
+
+    for length in range(1, 11):
+        train_on(length)
+    assert len(captured.cache.replays) == 0
+    assert len(captured.cache.seen) == 4
+    for length in (20, 20, 21, 21, 20):
+        train_on(length)
+    assert len(captured.cache.replays) == 2
+    train_on(1)  # seen so long ago that it is forgotten: no second time, and nothing to say
+    assert not caplog.records
+
+
+@cpu_and_cuda
+def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplog):
+    monkeypatch.setattr("drill.training.cuda_graphs.MAX_GRAPHS", 1)
+    model = make(device)
+    captured = CapturedGradients(model, loss_of(model))
+    before: list[object] = []
+    for trained in (True, False, True):
+        model[1].weight.requires_grad_(trained)
+        for batch in batches(device)[::2]:  # of one shape
+            model.zero_grad()
+            captured(*batch)
+            assert (model[1].weight.grad is not None) == trained
+        (replay,) = captured.cache.replays.values()
+        assert replay not in before
+        before.append(replay)
+    assert not captured.cache.seen
+    assert not caplog.records  # there was room
+
+
+@cpu_and_cuda
+@pytest.mark.parametrize("change", ["mode", "address", "frozen", "autocast"])
+def test_graphs_are_captured_again_after_a_change(device, change):
+    model = make(device)
+    model.insert(3, nn.Dropout(1.0))  # train mode: only the last bias counts
+    captured = CapturedGradients(model, loss_of(model))
+    batch = batches(device)[0]
+
+    def gradients(half=False) -> list[Tensor | None]:
+        model.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            value = captured(*batch)
+            truth = loss_of(model)(*batch).detach()
+        torch.testing.assert_close(value, truth)
+        return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+    for _ in range(3):
+        gradients()
+    assert len(captured.cache.replays) == 1
+    if change == "mode":
+        model.eval()
+    elif change == "address":
+        model[1].weight.data = model[1].weight.data + 1.0
+    elif change == "frozen":
+        model[1].weight.requires_grad_(False)
+    for _ in range(3):
+        found = gradients(half=change == "autocast")
+    assert len(captured.cache.replays) == (2 if change == "autocast" else 1)  # old ones go
+    assert (found[1] is None) == (change == "frozen")
+    if change == "mode":
+        assert found[0].any()
+
+
+# -- recording ------------------------------------------------------------------------------------
 
 
 class FakeGraph:

@@ -12,7 +12,6 @@ import torch
 
 from drill.errors import CheckpointError, RunFolderError
 from drill.training.cuda_graphs import GraphRecorder
-from drill.training.loop import Outcome
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
@@ -28,14 +27,8 @@ from tests.helpers.language_models import (
     with_a_test_at,
 )
 from tests.helpers.processes import python
-from tests.helpers.translators import small_optimizer, small_training
-
-
-def small(task: str, path: Path, layer: str, optimizer: Any, **options: Any) -> Outcome:
-    """A small run of either task; ``optimizer`` is wrapped where a name is given."""
-    if task == "language model":
-        return small_run(path, layer, optimizer, **options)
-    return small_training(path, layer, optimizer=optimizer, **options)
+from tests.helpers.tasks import LM, MT, TASKS
+from tests.helpers.translators import small_optimizer
 
 
 def in_pieces(
@@ -44,12 +37,11 @@ def in_pieces(
     """Train with optimizers that interrupt the run; returns how many starts it took."""
     for start in range(1, 200):
         torch.manual_seed(start)  # the saved random state counts, not the current one
-        if small(task, path, layer, make(), **options).finished:
+        if TASKS[task].run(path, layer, optimizer=make(), **options).finished:
             return start
     raise AssertionError("200 starts were not enough")
 
 
-LM, MT = "language model", "translator"
 TWO_BATCHES = {"gradient_accumulation_steps": 2}
 ASGD = {"validate_first": True, "patience": 0, "length_cap": 12}
 NOISE = {"adversarial": 0.05, "state_reset": 0.2}
@@ -92,7 +84,7 @@ MORE_PIECES = [
 def test_an_interrupted_run_is_the_same_run(tmp_path, task, optimizer, layer, steps, options):
     fresh = OPTIMIZERS[optimizer] if optimizer else small_optimizer
     options = {"epochs": 4, **options} if task == LM else options
-    small(task, tmp_path / "whole", layer, fresh(), **options)
+    TASKS[task].run(tmp_path / "whole", layer, optimizer=fresh(), **options)
     starts = in_pieces(
         task, tmp_path / "pieces", layer, lambda: interrupted_after(steps, fresh()), **options
     )
@@ -167,13 +159,13 @@ def test_a_killed_run_of_a_recipe_leaves_no_half_files(kill_harness):
         assert files(name) == files("whole")
 
 
-@pytest.mark.parametrize("task", ["language model", "translator"])
+@pytest.mark.parametrize("task", TASKS)
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, task):
-    fresh = OPTIMIZERS["nt-asgd"] if task == "language model" else small_optimizer
-    first = small(task, tmp_path, "tied", fresh(), epochs=3)
+    run, fresh = TASKS[task].run, OPTIMIZERS["nt-asgd"] if task == LM else small_optimizer
+    first = run(tmp_path, optimizer=fresh(), epochs=3)
     before = all_of(tmp_path)
-    again = small(task, tmp_path, "tied", after(1, fresh(), pytest.fail), epochs=3)
-    if task == "translator":  # the hypotheses are in the folder only
+    again = run(tmp_path, optimizer=after(1, fresh(), pytest.fail), epochs=3)
+    if task == MT:  # the hypotheses are in the folder only
         assert again.test.scores == first.test.scores
         again = replace(again, valid=first.valid, test=first.test)
     assert again == first
@@ -249,18 +241,15 @@ def test_damaged_files_and_other_models_are_named_and_nothing_is_written(tmp_pat
     assert small_run(tmp_path).finished
 
 
-@pytest.mark.parametrize(
-    ("task", "number"), [("language model", "lengths"), ("translator", "validations")]
-)
-def test_a_checkpoint_that_lacks_a_number_is_named(tmp_path, task, number):
-    fresh = OPTIMIZERS["sgd"] if task == "language model" else small_optimizer
-    small(task, tmp_path, "tied", interrupted_after(5, fresh()))
-    folder = RunFolder(tmp_path)
+@pytest.mark.parametrize(("name", "number"), [(LM, "lengths"), (MT, "validations")])
+def test_a_checkpoint_that_lacks_a_number_is_named(tmp_path, name, number):
+    task, folder = TASKS[name], RunFolder(tmp_path)
+    task.run(tmp_path, optimizer=interrupted_after(5, task.optimizer()))
     tensors, numbers = folder.load_last()
     del numbers[number]
     checkpoint.save(folder.last, tensors, numbers)
     with pytest.raises(CheckpointError, match=str(folder.last)):
-        small(task, tmp_path, "tied", fresh())
+        task.run(tmp_path)
 
 
 def test_a_run_without_its_checkpoint_starts_over(tmp_path):

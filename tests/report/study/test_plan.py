@@ -19,17 +19,10 @@ def workspace(tmp_path, monkeypatch):
 
 
 def test_all_rows_come_with_the_first_seed_and_stages_in_order(workspace):
-    plan = workspace.plan(PLAN.replace("baseline", 'stages = ["train", "cache"]\nbaseline'))
-    assert [str(job) for job in plan.jobs()] == [
-        "a-seed-1 train",
-        "a-seed-1 cache",
-        "b-seed-1 train",
-        "b-seed-1 cache",
-        "a-seed-2 train",
-        "a-seed-2 cache",
-        "b-seed-2 train",
-        "b-seed-2 cache",
-    ]
+    plan = workspace.plan('stages = ["train", "cache"]' + PLAN)
+    runs = ("a-seed-1", "b-seed-1", "a-seed-2", "b-seed-2")
+    wanted = [f"{run} {stage}" for run in runs for stage in ("train", "cache")]
+    assert [str(job) for job in plan.jobs()] == wanted
 
 
 def test_some_rows_alone(workspace):
@@ -41,19 +34,14 @@ def test_some_rows_alone(workspace):
 
 
 def test_a_row_has_its_own_seeds_stages_and_settings(workspace):
-    plan = workspace.plan(
-        PLAN.replace("baseline", 'set = ["optimizer.lr=7"]\nbaseline')
-        + 'seeds = [5]\nstages = ["train", "finetune", "dynamic"]\n'
-    )
+    own = 'seeds = [5]\nstages = ["train", "finetune", "dynamic"]\n'
+    plan = workspace.plan('set = ["optimizer.lr=7"]' + PLAN + own)
     a, b = plan.rows
     assert (a.seeds, a.stages, b.seeds) == ((1, 2), ("train",), (5,))
     assert row_settings(b, 5).optimizer["lr"] == 7
     assert row_settings(b, 5).layer["depth"] == 1
-    assert [job.run for job in plan.jobs() if job.row == b] == [
-        "b-seed-5",
-        "b-seed-5-finetune",
-        "b-seed-5-finetune",  # what is evaluated is the finetuned run
-    ]
+    runs = [job.run for job in plan.jobs() if job.row == b]
+    assert runs == ["b-seed-5", *["b-seed-5-finetune"] * 2]  # the finetuned run is evaluated
 
 
 def test_settings_of_finetuning_are_those_of_the_command(workspace):

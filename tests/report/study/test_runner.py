@@ -24,7 +24,7 @@ from tests.report.study.fake_drill import PLAN, StudyWorkspace, make_workspace
 
 TRAINED = ["a-seed-1 train", "b-seed-1 train", "a-seed-2 train", "b-seed-2 train"]
 CHAIN = ["a-seed-1 train", "a-seed-1-finetune finetune", "a-seed-1-finetune cache"]
-STAGES = PLAN.replace("baseline", 'stages = ["train", "finetune", "cache"]\nbaseline')
+STAGES = 'stages = ["train", "finetune", "cache"]' + PLAN
 
 
 @pytest.fixture
@@ -73,9 +73,7 @@ def test_stages_follow_one_another(workspace):
 def test_an_evaluation_by_another_plan_is_not_taken_for_its_own(workspace):
     workspace.study()
     subprocess.run([*runner.PROGRAM, "dynamic", "runs/a-seed-1"], check=True)
-    plan = workspace.plan(
-        PLAN.replace("baseline", 'stages = ["train", "cache", "dynamic"]\nbaseline')
-    )
+    plan = workspace.plan('stages = ["train", "cache", "dynamic"]' + PLAN)
     assert workspace.study(plan)[:2] == ["a-seed-1 cache", "a-seed-1 dynamic"]
 
 

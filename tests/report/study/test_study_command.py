@@ -27,13 +27,8 @@ def workspace(workspace):
 def test_a_plan_becomes_a_table(run_cli):
     code, out, err = run_cli("study", "plan.toml", "--device", "cpu", "--minutes", "10")
     assert (code, out) == (0, "")
-    assert [line.partition(":")[0] for line in err.splitlines()] == [
-        "tied-seed-1 train",
-        "tied-seed-1 train",
-        "tied-seed-1 cache",
-        "tied-seed-1 cache",
-        "results/tiny.jsonl",
-    ]
+    jobs = [f"tied-seed-1 {stage}" for stage in ("train", "train", "cache", "cache")]
+    assert [line.partition(":")[0] for line in err.splitlines()] == [*jobs, "results/tiny.jsonl"]
     lines = Path("results/tiny.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert kinds == ["result", "evaluation", "evaluation"]

@@ -11,14 +11,8 @@ from drill.report.study.tables import report, status_table
 from tests.report.page_reader import figures
 from tests.report.study.fake_drill import PLAN, make_workspace
 
-FIGURES = {
-    "a-seed-1": (60.0, 58.0),
-    "a-seed-2": (61.0, 59.0),
-    "a-seed-3": (62.0, 60.0),
-    "b-seed-1": (59.0, 57.0),
-    "b-seed-2": (59.0, 57.0),
-    "b-seed-3": (59.0, 57.0),
-}
+FIGURES = {f"a-seed-{n}": (59.0 + n, 57.0 + n) for n in (1, 2, 3)}
+FIGURES |= dict.fromkeys(("b-seed-1", "b-seed-2", "b-seed-3"), (59.0, 57.0))
 
 GOLDEN = """\
 ## small
@@ -41,10 +35,15 @@ def workspace(tmp_path, monkeypatch):
     return made
 
 
-def test_the_table_has_means_and_paired_differences(workspace):
-    plan = workspace.plan(PLAN.replace("[1, 2]", "[1, 2, 3]"))
+def reported(workspace, text=PLAN, *goals) -> str:
+    """What is reported of a study of this plan."""
+    plan = workspace.plan(text)
     workspace.study(plan)
-    assert report(States(plan, workspace.ledger, None), [60.0]) == GOLDEN
+    return report(States(plan, workspace.ledger, None), goals)
+
+
+def test_the_table_has_means_and_paired_differences(workspace):
+    assert reported(workspace, PLAN.replace("[1, 2]", "[1, 2, 3]"), 60.0) == GOLDEN
 
 
 def test_bits_per_byte_and_loss_by_frequency(workspace):
@@ -57,9 +56,7 @@ def test_bits_per_byte_and_loss_by_frequency(workspace):
     values = {"a": (1.2, 5.0, 3), "b": (1.1, 4.5, 1)}  # 1: an earlier row
     made = {f"{a}-seed-{n}": figures(*v) for a, v in values.items() for n in (1, 2)}
     Path("figures.json").write_text(json.dumps(made))
-    plan = workspace.plan()
-    workspace.study(plan)
-    text = report(States(plan, workspace.ledger, None))
+    text = reported(workspace)
     assert "| 1.1000 ± 0.0000 |" in text
     assert "| -0.1000 (-0.1000 to -0.1000) |" in text
     line = "| b | 2 | 4.500 ± 0.000 | -0.500 (-0.500 to -0.500) | 2.000 ± 0.000 |"
@@ -67,19 +64,14 @@ def test_bits_per_byte_and_loss_by_frequency(workspace):
 
 
 def test_one_seed_has_no_error(workspace):
-    plan = workspace.plan(PLAN.replace("[1, 2]", "[1]"))
-    workspace.study(plan)
-    text = report(States(plan, workspace.ledger, None))
+    text = reported(workspace, PLAN.replace("[1, 2]", "[1]"))
     assert "| a | 1 | 60.00 | 58.00 |  |  |  |  | 2.0 |" in text
     assert "| b | 1 | 59.00 | 57.00 | -1.00 | - | -1.00 | - | 2.0 |" in text
 
 
 def test_only_common_seeds_are_compared(workspace):
-    plan = workspace.plan(PLAN + "seeds = [2, 3]\n")
-    workspace.study(plan)
-    assert "| b | 2 | 59.00 ± 0.00 | 57.00 ± 0.00 | -2.00 |" in report(
-        States(plan, workspace.ledger, None)
-    )
+    text = reported(workspace, PLAN + "seeds = [2, 3]\n")
+    assert "| b | 2 | 59.00 ± 0.00 | 57.00 ± 0.00 | -2.00 |" in text
 
 
 def test_what_is_not_in_the_table_is_named(workspace):
@@ -104,7 +96,7 @@ def test_what_is_not_in_the_table_is_named(workspace):
 
 
 def test_the_status_has_the_time_of_several_at_once(workspace):
-    plan = workspace.plan(PLAN.replace("baseline", 'set = ["training.max_minutes=3"]\nbaseline'))
+    plan = workspace.plan('set = ["training.max_minutes=3"]' + PLAN)
     status = status_table(States(plan, workspace.ledger, workspace.runs), parallel=2)
     assert status.endswith("0 of 4 jobs done; 4 to run, about 12.0 min, 6.0 with 2 at a time")
 
@@ -115,15 +107,11 @@ def test_partial_runs_and_repeated_ones_are_named(workspace):
     workspace.study(plan, minutes=1.5 / 60)
     text = report(States(plan, workspace.ledger, None))
     assert "- a-seed-1 train: partial; epochs 1, lowest valid 70.00\n" in text
-    workspace.study(plan)
-    assert "Not in the tables" not in report(States(plan, workspace.ledger, None))
+    assert "Not in the tables" not in reported(workspace)
 
 
 def test_stages_have_tables_of_their_own(workspace):
-    stages = PLAN.replace("baseline", 'stages = ["train", "finetune", "dynamic"]\nbaseline')
-    plan = workspace.plan(stages)
-    workspace.study(plan)
-    text = report(States(plan, workspace.ledger, None), [60.0])
+    text = reported(workspace, 'stages = ["train", "finetune", "dynamic"]' + PLAN, 60.0)
     dynamic = text.split("### dynamic")[1]
     assert "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |  |  |  | 1.0 |" in dynamic
     assert "minutes to 60" not in dynamic
@@ -131,10 +119,8 @@ def test_stages_have_tables_of_their_own(workspace):
 
 
 def test_held_out_words_have_a_table(workspace):
-    top = 'stages = ["train", "words"]\nset = ["data.held_out=1"]\nbaseline'
-    plan = workspace.plan(PLAN.replace("baseline", top))
-    workspace.study(plan)
-    rows = report(States(plan, workspace.ledger, None)).split("### words")[1].splitlines()
+    text = reported(workspace, 'stages = ["train", "words"]\nset = ["data.held_out=1"]' + PLAN)
+    rows = text.split("### words")[1].splitlines()
     assert rows[2].startswith("| row | n | valid | test | back-off | mixed | among | rank | mass |")
     start = "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | - | - | 7.00 ± 0.00 | - | 0.2500 ± 0.0000 |"
     assert rows[4].startswith(start)
@@ -142,18 +128,16 @@ def test_held_out_words_have_a_table(workspace):
 
 def test_the_table_has_the_papers_figures(workspace):
     Path("ptb-tied.toml").write_text(Path("tiny.toml").read_text())
-    plan = workspace.plan(PLAN.replace("tiny.toml", "ptb-tied.toml"))
-    workspace.study(plan)
-    text = report(States(plan, workspace.ledger, None))
+    text = reported(workspace, PLAN.replace("tiny.toml", "ptb-tied.toml"))
     assert "| 60.7 / 58.8 | -0.2 / -0.3 |" in text  # of row a: 60.5 and 58.5
 
 
 def test_a_row_names_the_recipe_of_the_papers_figures(workspace):
-    stages = PLAN.replace("baseline", 'stages = ["train", "finetune", "cache"]\nbaseline')
-    plan = workspace.plan(stages + 'paper = "ptb-tied"\n')
-    workspace.study(plan)
-    text = report(States(plan, workspace.ledger, None))
-    train, finetune, cache = (text.split(f"### {each}\n")[1] for each in plan.stages)
+    plan = 'stages = ["train", "finetune", "cache"]' + PLAN + 'paper = "ptb-tied"\n'
+    text = reported(workspace, plan)
+    train, finetune, cache = (
+        text.split(f"### {each}\n")[1] for each in ("train", "finetune", "cache")
+    )
     assert "| 60.7 / 58.8 | -1.7 / -1.8 |" in train  # of row b: 59 and 57
     assert "| 60.0 / 57.3 | 0.0 / +0.7 |" in finetune  # 60 and 58
     assert "| 53.9 / 52.8 | -4.0 / -2.9 |" in cache  # 49.9

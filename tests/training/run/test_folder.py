@@ -228,3 +228,19 @@ def test_a_full_disk_is_named_with_the_file(folder, monkeypatch):
     with pytest.raises(RunFolderError, match=r"environment\.json: cannot be written \(No space"):
         folder.write_json(folder.environment, {})
     assert folder.environment.read_bytes() == before
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_files_are_written_before_the_first_result(tmp_path, trained):
+    folder = RunFolder(tmp_path / "runs" / "new")
+
+    def fail() -> None:
+        with folder.locked():
+            folder.before_first_write(lambda: folder.write_text(folder.recipe, "[data]\n"))
+            if trained:
+                folder.append({"kind": "epoch", "epoch": 1})
+            raise KeyError("a fault")
+
+    with pytest.raises(KeyError, match="a fault"):
+        fail()
+    assert folder.recipe.exists() == folder.path.exists() == folder.path.parent.exists() == trained

@@ -13,7 +13,7 @@ from drill.errors import CheckpointError, DrillError, OutOfMemory, RunFolderErro
 from drill.training.device import check_memory, meta_init
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from tests.helpers.language_models import interrupted_after, small_run
+from tests.helpers.language_models import contents, interrupted_after, small_run
 from tests.helpers.translators import small_optimizer, small_training
 
 
@@ -34,10 +34,10 @@ def flip(path: Path) -> None:
 @contextmanager
 def fails(folder: Path, error: type[Exception], name: str) -> Iterator[None]:
     """An error that names a file, and nothing is written."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     with pytest.raises(error, match=re.escape(name)):
         yield
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
 
 
 def test_damaged_best_weights(stopped):

@@ -1,4 +1,4 @@
-"""The loss of a validation text: all of it, in batches that fit."""
+"""The loss of a validation text, in batches that fit; how saved translations were made."""
 
 import math
 
@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from drill.data import IGNORE_INDEX, PairBatches, ParallelText, encode_pairs
+from drill.errors import RunFolderError
 from drill.models.translator import Translator
-from drill.translation.evaluate import TranslationLoss, translation_loss
+from drill.training.run.folder import RunFolder
+from drill.translation.evaluate import (
+    DecodingInfo,
+    TranslationLoss,
+    read_decoding_info,
+    save_hypotheses,
+    translation_loss,
+)
 from tests.helpers.translators import small_data, small_training, small_translator
 
 
@@ -89,3 +97,34 @@ def test_out_of_memory_with_a_single_pair_raises(room_for):
     room_for(2)
     with pytest.raises(torch.OutOfMemoryError, match="no room for"):
         translation_loss(small_translator(), small_data().valid, max_tokens=32)
+
+
+# -- saved translations ---------------------------------------------------------------------------
+
+MADE = DecodingInfo(beam_size=4, length_penalty=0.6, weights="best")
+
+
+def test_decoding_info_is_saved_next_to_translations(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert read_decoding_info(folder, "test", "de") is None  # as in older runs
+    save_hypotheses(folder, "test", "de", ["eins", ""], MADE)
+    assert folder.hypotheses("test", "de").read_text() == "eins\n\n"
+    assert read_decoding_info(folder, "test", "de") == MADE
+    assert read_decoding_info(folder, "valid", "de") is None
+
+
+def test_decoding_info_of_other_translations_is_ignored(tmp_path):
+    """Somebody killed between the two files, or who copies one of them, leaves such a pair."""
+    folder = RunFolder(tmp_path)
+    save_hypotheses(folder, "test", "de", ["eins"], MADE)
+    folder.hypotheses("test", "de").write_text("zwei\n")
+    assert read_decoding_info(folder, "test", "de") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"checksum": 1, "beam": "many"}'])
+def test_damaged_decoding_info_is_an_error(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    save_hypotheses(folder, "test", "de", ["eins"], MADE)
+    folder.hypotheses_made("test", "de").write_text(content)
+    with pytest.raises(RunFolderError, match=r"test\.de\.hyp\.json"):
+        read_decoding_info(folder, "test", "de")
