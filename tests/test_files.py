@@ -19,6 +19,7 @@ from drill.files import (
     read_text,
     write_output,
 )
+from tests.helpers.language_models import disk_full
 
 
 @pytest.mark.parametrize(
@@ -128,13 +129,10 @@ def test_an_append_refuses_links(tmp_path):
 
 
 def test_an_append_is_all_or_nothing(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     path = tmp_path / "metrics.jsonl"
     append_line(path, b"one\n")
     append_line(path, b"two\n")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", disk_full)
     with pytest.raises(OSError, match="No space"):
         append_line(path, b"three\n")
     assert path.read_bytes() == b"one\ntwo\n"

@@ -9,12 +9,8 @@ import pytest
 import torch
 
 TEXT = "the lamp is lit\nthe boat is late\n" * 150
-SMALL = (
-    "encoder.embedding_dim=8",
-    "encoder.hidden_size=12",
-    "training.batch_size=4",
-    "training.bptt=10",
-)
+SMALL = ("encoder.embedding_dim=8", "encoder.hidden_size=12", "training.batch_size=4")
+SMALL += ("training.bptt=10",)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from drill.language_modeling.evaluation.cache_pointer import cache_perplexity
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_language_model
+from drill.training.run.folder import RunFolder
 from tests.helpers.language_models import disk_full
 from tests.helpers.workspaces import run_cli_in
 
@@ -56,10 +57,8 @@ def test_evaluate_prints_both_normalisations_and_saves_them(rows, workspace):
     valid, test = rows("evaluate", "runs/tiny", *CPU)
     assert (valid["split"], test["split"]) == ("valid", "test")
     assert all(row["published"] < row["perplexity"] for row in (valid, test))
-    metrics = [
-        json.loads(r) for r in (workspace / "runs/tiny/metrics.jsonl").read_text().splitlines()
-    ]
-    assert test["perplexity"] == pytest.approx(metrics[-1]["test_perplexity"], rel=1e-6)
+    tested = RunFolder(workspace / "runs/tiny").test_row()
+    assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-6)
     assert saved(workspace)[-2:] == [valid, test]
 
 

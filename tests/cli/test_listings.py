@@ -11,7 +11,7 @@ from drill.layers import LAYERS
 from drill.recipes import reader
 from drill.recipes.reader import recipe_names
 from drill.training.optim import OPTIMIZERS
-from drill.training.settings import recipe
+from drill.training.settings import flatten, recipe
 
 
 def test_recipes_lists_every_one(cli_output):
@@ -62,14 +62,7 @@ def test_settings_lists_every_setting(run_cli, cli_output, name):
     out = cli_output("settings", name, "--json", "--set", "training.epochs=7")
     rows = {row["key"]: row for row in json.loads(out)}
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
-    tables = recipe(path, ["training.epochs=7"]).tables()
-    flat = {}
-    for table, values in tables.items():
-        for key, value in values.items():
-            if isinstance(value, dict):
-                flat |= {f"{table}.{key}.{inner}": each for inner, each in value.items()}
-            else:
-                flat[f"{table}.{key}"] = value
+    flat = flatten(recipe(path, ["training.epochs=7"]).tables())
     assert flat.keys() - rows.keys() <= APPLIES.keys()
     assert all(row["value"] == flat[key] for key, row in rows.items())
     assert rows["training.epochs"]["value"] == 7

@@ -17,6 +17,8 @@ from drill.translation.translate import Search, Translation, translate
 from tests.helpers.translators import set_by_command
 from tests.helpers.workspaces import pairs_workspace
 
+TINY = ("translate", "runs/tiny", "--device", "cpu")
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
@@ -33,8 +35,8 @@ def test_train_prints_bleu_and_resumes(run_cli):
 
 
 def test_translate_keeps_the_number_and_the_order_of_lines(cli_output):
-    lines = ["abc", "", "ed", " ", "世界", "a\r"]
-    out = cli_output("translate", "runs/tiny", "--device", "cpu", stdin="\n".join(lines))
+    lines = ["abc", "", "ed", " ", "世界", "a\0b", "a\r"]
+    out = cli_output(*TINY, stdin="\n".join(lines))
     found = out.split("\n")
     assert len(found) == len(lines) + 1
     assert (found[1], found[3], found[-1]) == ("", "", "")
@@ -47,22 +49,21 @@ def test_translate_keeps_the_number_and_the_order_of_lines(cli_output):
 def test_translate_reads_packed_files_and_leaves_a_byte_order_mark_out(
     cli_error, run_cli, tmp_path
 ):
-    words = ("translate", "runs/tiny", "--device", "cpu")
     raw = b"\xef\xbb\xbfabc\nde\n"
-    plain = run_cli(*words, stdin="abc\nde\n")
-    assert run_cli(*words, stdin=raw) == plain
+    plain = run_cli(*TINY, stdin="abc\nde\n")
+    assert run_cli(*TINY, stdin=raw) == plain
     for name, packed in (("in.gz", gzip.compress(raw, mtime=0)), ("in.xz", lzma.compress(raw))):
         (tmp_path / name).write_bytes(packed)
-        assert run_cli(*words, str(tmp_path / name)) == plain
+        assert run_cli(*TINY, str(tmp_path / name)) == plain
         (tmp_path / name).write_bytes(packed[:-9])
-        cli_error(*words, str(tmp_path / name), key=f"{name}: cannot be read")
+        cli_error(*TINY, str(tmp_path / name), key=f"{name}: cannot be read")
 
 
 def test_translate_writes_utf8_whatever_the_terminal_says(in_workspace, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
-    monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
+    monkeypatch.setattr(sys, "argv", ["drill", *TINY])
     found = [[[Translation("Ä", 0.0, 0.0)]]]
     monkeypatch.setattr(translate_module, "translate_blocks", lambda *_: found)
     with pytest.raises(SystemExit, match="0"):
@@ -82,7 +83,7 @@ def test_what_has_come_is_translated_before_more_is_awaited(in_workspace, monkey
             seen.append(capfd.readouterr().out)
             return next(self.pieces, b"")
 
-    monkeypatch.setattr(sys, "argv", ["drill", "translate", "runs/tiny", "--device", "cpu"])
+    monkeypatch.setattr(sys, "argv", ["drill", *TINY])
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=Slow()))
     with pytest.raises(SystemExit, match="0"):
         cli.main()
@@ -91,7 +92,7 @@ def test_what_has_come_is_translated_before_more_is_awaited(in_workspace, monkey
 
 
 def test_n_best_lists_scores_by_line(run_cli):
-    words = ("translate", "runs/tiny", "--n-best", "2", "--device", "cpu")
+    words = (*TINY, "--n-best", "2")
     _, out, _ = run_cli(*words, stdin="abc\n\nde\n")
     rows = [line.split("\t") for line in out.splitlines()]
     assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
@@ -106,11 +107,10 @@ def test_n_best_lists_scores_by_line(run_cli):
 
 
 def test_greedy_and_samples(run_cli):
-    words = ("translate", "runs/tiny", "--device", "cpu")
-    _, greedy, _ = run_cli(*words, "--greedy", stdin="abc\n")
-    assert greedy == run_cli(*words, "--beam", "1", stdin="abc\n")[1]
+    _, greedy, _ = run_cli(*TINY, "--greedy", stdin="abc\n")
+    assert greedy == run_cli(*TINY, "--beam", "1", stdin="abc\n")[1]
     sampled = ("--sample", "--seed", "3", "--n-best", "2", "--top-k", "9")
-    assert run_cli(*words, *sampled, stdin="abc\n") == run_cli(*words, *sampled, stdin="abc\n")
+    assert run_cli(*TINY, *sampled, stdin="abc\n") == run_cli(*TINY, *sampled, stdin="abc\n")
 
 
 @pytest.mark.parametrize(
@@ -129,19 +129,13 @@ def test_greedy_and_samples(run_cli):
     ],
 )
 def test_errors_are_one_line(cli_error, words, stdin, key):
-    cli_error("translate", "runs/tiny", *words, "--device", "cpu", stdin=stdin, key=key)
-
-
-def test_a_line_with_nul_is_translated_as_any(run_cli):
-    code, out, err = run_cli("translate", "runs/tiny", "--device", "cpu", stdin=b"abc\na\0b\nabc\n")
-    assert (code, len(out.splitlines()), err) == (0, 3, "")
+    cli_error(*TINY, *words, stdin=stdin, key=key)
 
 
 def test_lines_before_one_that_cannot_be_read_are_translated(run_cli):
-    words = ("translate", "runs/tiny", "--device", "cpu")
-    code, out, err = run_cli(*words, stdin=b"abc\nde\n\xff\nabc\n")
+    code, out, err = run_cli(*TINY, stdin=b"abc\nde\n\xff\nabc\n")
     assert (code, "line 3 is not UTF-8" in err) == (1, True)
-    assert out == run_cli(*words, stdin="abc\nde\n")[1]
+    assert out == run_cli(*TINY, stdin="abc\nde\n")[1]
 
 
 def test_out_of_memory_in_a_search_names_batch_tokens(cli_error, monkeypatch, caplog):

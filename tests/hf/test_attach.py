@@ -54,6 +54,14 @@ def test_attached_it_starts_with_the_logits_and_the_loss_of_the_model(family):
     assert (model.lm_head.layer.label_weight is embedding.weight) == tied
 
 
+def scores_and_targets(model, scores):
+    """Of all tokens of the batch, each with the one after it where the model shifts its labels."""
+    targets = batch()["labels"]
+    if not model.config.is_encoder_decoder:
+        scores, targets = scores[:, :-1], targets[:, 1:]
+    return scores.flatten(0, 1), targets.flatten()
+
+
 @pytest.mark.parametrize(
     ("family", "layer"),
     [*(("gpt2", layer) for layer in LAYERS), ("llama-untied", "full"), ("gemma", "deep-residual"),
@@ -63,11 +71,7 @@ def test_loss_of_training_and_its_gradients_are_those_of_the_logits(family, laye
     model = perturb(attach(build(family), layer, **LAYERS[layer]))
     inputs = batch()
     expected = model(**inputs)  # in eval mode: from the logits
-    targets = inputs["labels"]
-    scores = expected.logits
-    if not model.config.is_encoder_decoder:
-        targets, scores = targets[:, 1:], scores[:, :-1]
-    loss = F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    loss = F.cross_entropy(*scores_and_targets(model, expected.logits))
     torch.testing.assert_close(expected.loss, loss)
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(loss, trained, allow_unused=True)
@@ -88,11 +92,9 @@ def test_loss_options(family):
     inputs = batch()
     with torch.no_grad():
         plain = model(**inputs)
-    targets, scores = inputs["labels"], plain.logits
-    if not model.config.is_encoder_decoder:
-        targets, scores = targets[:, 1:], scores[:, :-1]
+    scores, targets = scores_and_targets(model, plain.logits)
     count = (targets != -100).sum()
-    smoothed = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), label_smoothing=0.3)
+    smoothed = F.cross_entropy(scores, targets, label_smoothing=0.3)
     model.train()
     torch.testing.assert_close(model(**inputs).loss, smoothed)
     torch.testing.assert_close(model(**inputs, num_items_in_batch=50).loss, smoothed * count / 50)
@@ -404,11 +406,7 @@ def test_untied_model_can_share_its_embedding():
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
         ({"layer": "tied", "depth": 1}, TypeError, "depth.*bias"),
-        (
-            {"layer": "softcap", "inner": {"dept": 1}, "zero_start": False},
-            TypeError,
-            "TiedSoftmax.*dept",
-        ),
+        ({"layer": "softcap", "inner": {"dept": 1}, "zero_start": False}, TypeError, "Tied.*dept"),
         ({"layer": "tied", "inner": {}}, TypeError, "inner"),
         ({"gate": "frequency", "counts": {0: 3}}, ValueError, "counts"),
         ({"tie": True}, ValueError, "tie"),

@@ -33,14 +33,9 @@ OF_A_TEXT = {
     ),
     "dynamic_perplexity": adapted,
 }
-SEGMENT = {
-    "perplexity": "bptt",
-    "token_losses": "bptt",
-    "cache_perplexity": "chunk",
-    "cache_search": "chunk",
-    "gradient_statistics": "segment_length",
-    "dynamic_perplexity": "segment_length",
-}
+SEGMENT = dict.fromkeys(("perplexity", "token_losses"), "bptt")
+SEGMENT |= dict.fromkeys(("cache_perplexity", "cache_search"), "chunk")
+SEGMENT |= dict.fromkeys(("gradient_statistics", "dynamic_perplexity"), "segment_length")
 OF_LINES = {
     "score": lambda model: list(score(model, VOCABULARY, ["the sea"])),
     "generate": lambda model: list(generate(model, VOCABULARY, max_new_tokens=3, seed=0)),

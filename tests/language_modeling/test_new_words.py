@@ -14,9 +14,8 @@ from drill.language_modeling.run import LanguageModelRun, load_language_model
 from drill.layers.label_source import label_vectors
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
-from drill.training.settings import recipe
 from tests.helpers import wordnet
-from tests.helpers.language_models import weights
+from tests.helpers.language_models import small, weights
 
 STEMS = ("lamp", "boat", "sea", "light", "walk", "rope", "sand", "wind")
 WORDS = [*STEMS, *(f"{stem}s" for stem in STEMS), "in", "the"]
@@ -41,14 +40,7 @@ def surroundings(workspace, tmp_path, monkeypatch):
 
 
 def settings(workspace, *changes, name="ptb-drill-2"):
-    small = (
-        "encoder.embedding_dim=8",
-        "encoder.hidden_size=10",
-        "training.epochs=1",
-        "optimizer.lr=1",
-    )
-    text = f"data.corpus={workspace / 'text'}", "training.bptt=10", "training.batch_size=4"
-    return recipe(name, [*text, *small, *changes])
+    return small(workspace / "text", "training.epochs=1", "optimizer.lr=1", *changes, name=name)
 
 
 def trained(workspace, *changes, **options) -> LanguageModelRun:

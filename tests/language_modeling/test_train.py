@@ -24,7 +24,6 @@ from drill.training.distributed import World
 from drill.training.loop import Reporter
 from drill.training.optim import Sgd
 from drill.training.options import log_interval
-from drill.training.precision import resolve_precision
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
@@ -245,58 +244,6 @@ def test_micro_batches_train_as_the_whole_batch_does(tmp_path, layer, micro_batc
         if not key.startswith("random/"):
             torch.testing.assert_close(pieces[key], expected, rtol=1e-10, atol=1e-12)
     assert_close_rows(tmp_path / "pieces", tmp_path / "whole", rel=1e-10)
-
-
-# -- precision ------------------------------------------------------------------------------------
-
-
-def flags() -> tuple[bool, bool]:
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-
-
-@pytest.mark.parametrize(
-    ("precision", "inside", "before"),
-    [("float32", False, True), ("tf32", True, False), ("bfloat16", True, False)],
-)
-def test_precision_is_set_for_the_run_only(tmp_path, precision, inside, before):
-    found, outside = [], flags()
-    for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        place.allow_tf32 = before
-    try:
-        small_run(tmp_path, epochs=1, precision=precision,
-                  progress=lambda report: found.append(flags()))  # fmt: skip
-        assert set(found) == {(inside, inside)}
-        assert flags() == (before, before)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = outside
-
-
-@pytest.mark.parametrize(
-    ("precision", "device", "capability", "expected"),
-    [
-        ("auto", "cpu", (9, 0), "float32"), ("auto", "cuda", (7, 5), "tf32"),
-        ("auto", "cuda", (8, 0), "bfloat16"), ("tf32", "cuda", (8, 0), "tf32"),
-        ("tf32", "cpu", (8, 0), "float32"), ("tf32", "mps", (8, 0), "float32"),
-        ("bfloat16", "cpu", (8, 0), "bfloat16"),
-    ],
-)  # fmt: skip
-def test_precision_of_a_device(monkeypatch, precision, device, capability, expected):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert resolve_precision(precision, torch.device(device)) == expected
-
-
-@pytest.mark.parametrize(("precision", "expected"), [("bfloat16", True), ("tf32", False)])
-def test_steps_and_validation_run_under_the_autocast_of_the_precision(
-    tmp_path, precision, expected
-):
-    model, seen = small_model(), []
-
-    def note(module, given):
-        seen.append((module.training, torch.is_autocast_enabled("cpu")))
-
-    model.encoder.register_forward_pre_hook(note)
-    small_run(tmp_path, model=model, epochs=1, precision=precision)
-    assert set(seen) == {(True, expected), (False, expected)}
 
 
 # -- progress and options -------------------------------------------------------------------------

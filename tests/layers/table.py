@@ -67,6 +67,7 @@ def bags() -> FeatureBags:
 COUNTS = [9, 8, 2, 7, 5, 6, 4, 3, 1, 0, 0]  # not the order of the ids
 drop = {"dropout": 0.5}
 tied = row("tied")
+dual = row("dual", hidden_size=H, joint_size=J)
 deep = row("deep-residual", depth=2)
 deep_locked = row("deep-residual", depth=2, locked=True, **drop)
 
@@ -84,7 +85,7 @@ CASES: dict[str, Case] = {
     "bilinear map bias": row("bilinear", hidden_size=H, map_bias=True),
     "bilinear locked": row("bilinear", hidden_size=H, locked=True, **drop),
     "bilinear standard output": row("bilinear", locked=False, dropout_at="output", **drop),
-    "dual": row("dual", hidden_size=H, joint_size=J),
+    "dual": dual,
     "dual relu": row("dual", hidden_size=H, joint_size=J, activation="relu"),
     "dual residual": row("dual", residual=True, init_range=0.3),
     "dual without map bias": row("dual", hidden_size=H, joint_size=J, map_bias=False),
@@ -131,7 +132,7 @@ CASES: dict[str, Case] = {
     "mixture of tied": over(tied, "mixture", experts=3),
     "mixture of one": over(tied, "mixture", experts=1, init_range=0.3),
     "mixture of deep residual": over(deep_locked, "mixture", experts=2, hidden_size=H),
-    "mixture of dual": over(row("dual", hidden_size=H, joint_size=J), "mixture", experts=2),
+    "mixture of dual": over(dual, "mixture", experts=2),
     "mixture locked": over(tied, "mixture", experts=2, locked=True, **drop),
     "mixture standard": over(deep, "mixture", experts=2, locked=False, **drop),
     "sampled tied": over(tied, "sampled", samples=6),
@@ -150,15 +151,9 @@ CASES: dict[str, Case] = {
     "adaptive deep residual": over(
         deep_locked, "adaptive", cutoffs=[3, 7], reduction_factor=1.0, counts=COUNTS
     ),
-    "adaptive dual": over(
-        row("dual", hidden_size=H, joint_size=J),
-        "adaptive",
-        cutoffs=[5],
-        reduction_factor=1.5,
-        counts=COUNTS,
-    ),
+    "adaptive dual": over(dual, "adaptive", cutoffs=[5], reduction_factor=1.5, counts=COUNTS),
     "sigsoftmax": over(tied, "sigsoftmax"),
-    "sigsoftmax of dual": over(row("dual", hidden_size=H, joint_size=J), "sigsoftmax"),
+    "sigsoftmax of dual": over(dual, "sigsoftmax"),
     "plif without bias": over(row("tied", bias=False), "plif", pieces=7, limit=3.0),
     "plif of deep residual": over(deep_locked, "plif", pieces=40, limit=2.0),
     "softcap": over(tied, "softcap", cap=1.5),
@@ -166,9 +161,7 @@ CASES: dict[str, Case] = {
     "mixtape of deep residual": over(
         deep_locked, "mixtape", gate_size=2, hidden_size=H, gates=4, counts=COUNTS
     ),
-    "mixtape of dual": over(
-        row("dual", hidden_size=H, joint_size=J), "mixtape", experts=8, locked=False, **drop
-    ),
+    "mixtape of dual": over(dual, "mixtape", experts=8, locked=False, **drop),
     "doc of one state": over(tied, "doc", experts=[2], init_range=0.3, locked=False, **drop),
     "doc of deep residual": over(deep_locked, "doc", experts=[2, 0, 1], widths=[3, 2, 6]),
 }
@@ -262,18 +255,10 @@ def drawing(names: Any) -> list[str]:
 
 MATRIX = [name for name in CASES if isinstance(make(name), MatrixLayer)]
 WRAPPERS = [name for name in CASES if name not in MATRIX]
-ONE_EACH = [
-    "full of other width",
-    "tied",
-    "bilinear map bias",
-    "dual",
-    "deep residual 2",
-    "mixture of deep residual",
-    "sampled deep residual",
-    "adaptive deep residual",
-    "plif of deep residual",
-    "mixtape of deep residual",
-    "doc of deep residual",
+ONE_EACH = ["full of other width", "tied", "bilinear map bias", "dual", "deep residual 2"]
+ONE_EACH += [
+    f"{wrapper} deep residual"
+    for wrapper in ("mixture of", "sampled", "adaptive", "plif of", "mixtape of", "doc of")
 ]
 """For suites that cost seconds a row; sigsoftmax and softcap differ from plif in one line."""
 

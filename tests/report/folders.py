@@ -6,8 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from drill.language_modeling.evaluation.frequency_bands import compare_bands, frequency_bands
+from drill.report import TextBands
 from drill.training.run import checkpoint
 
 RECIPE = """\
@@ -116,3 +119,14 @@ def of_weights(folder: Path) -> dict[str, Any]:
 
 
 write_evaluations = partial(write_metrics, name="evaluations.jsonl")
+
+
+def text_bands(factors: dict[str, float], changed: str, against: str) -> TextBands:
+    """Losses of models on one text, drawn at random times these factors."""
+    generator = np.random.default_rng(0)
+    counts, targets = np.array([0, 10, 70, 200, 6000]), generator.integers(5, size=500)
+    base = generator.exponential(4.0, 500)
+    losses = {name: base * factor for name, factor in factors.items()}
+    bands = {name: frequency_bands(each, targets, counts) for name, each in losses.items()}
+    change = compare_bands(losses[against], losses[changed], targets, counts)
+    return TextBands(bands, {changed: change})

@@ -8,10 +8,9 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import numpy as np
 import pytest
 
-from drill.language_modeling.evaluation.frequency_bands import Band, compare_bands, frequency_bands
+from drill.language_modeling.evaluation.frequency_bands import Band, frequency_bands
 from drill.report import TextBands, markdown, record, write_report
 from drill.report.page.figures import (
     COLOURS,
@@ -24,7 +23,7 @@ from drill.report.page.figures import (
     time_figure,
 )
 from drill.report.results.runs import read_runs
-from tests.report.folders import of_weights, perplexities, write_evaluations, write_run
+from tests.report.folders import of_weights, perplexities, text_bands, write_evaluations, write_run
 from tests.report.page_reader import Page, figures
 
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
@@ -73,14 +72,7 @@ def runs(tmp_path):
 @pytest.fixture
 def words():
     """Losses of three models on one text."""
-    generator = np.random.default_rng(0)
-    counts = np.array([0, 10, 70, 200, 6000])
-    targets = generator.integers(5, size=500)
-    losses = {"tied": 1.1, "drill-1": 1.0, "elsewhere": 0.9}
-    base = generator.exponential(4.0, 500)
-    bands = {name: frequency_bands(base * f, targets, counts) for name, f in losses.items()}
-    changes = {"tied": compare_bands(base, base * 1.1, targets, counts)}
-    return TextBands(bands, changes)
+    return text_bands({"tied": 1.1, "drill-1": 1.0, "elsewhere": 0.9}, "tied", "drill-1")
 
 
 # -- content --------------------------------------------------------------------------------------
@@ -93,14 +85,8 @@ def ledger(tmp_path):
 
 def test_a_page_has_what_the_runs_have(tmp_path, ledger, runs, words):
     record(runs[0], ledger, "the baseline", now=NOW)
-    text, page = written(
-        tmp_path,
-        runs,
-        ledgers=[ledger],
-        samples={"tied": ["the lamp is lit\nthe boat is late"]},
-        title="Three runs",
-        texts=[words],
-    )
+    more = {"samples": {"tied": ["the lamp is lit\nthe boat is late"]}, "title": "Three runs"}
+    text, page = written(tmp_path, runs, ledgers=[ledger], texts=[words], **more)
     headings = [said for tag, said in page.said if tag == "h2"]
     assert headings == [
         "Results", "Learning curves", "Time to a perplexity", "Rare and frequent words", "Samples",

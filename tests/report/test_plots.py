@@ -4,17 +4,17 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from drill.language_modeling.evaluation.calibration import Calibration, ReliabilityBin
-from drill.language_modeling.evaluation.frequency_bands import compare_bands, frequency_bands
-from drill.report import TextBands, write_report
+from drill.report import write_report
 from drill.report.analysis.label_vectors import NormBand
 from drill.report.page.figures import Curve, assign_styles, epochs_figure
 from drill.report.page.page import Section, write_page
-from tests.report.folders import perplexities, write_run
+from tests.report.folders import perplexities, text_bands, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 ODD = "</script><script>alert(1)</script>,\"'\n"
@@ -44,25 +44,14 @@ def ticks(plot, anchor):
 @pytest.fixture
 def address(tmp_path):
     """A page with two runs of 40 epochs, and losses by frequency."""
-    generator = np.random.default_rng(0)
-    counts, targets = np.array([0, 10, 70, 200, 6000]), generator.integers(5, size=500)
-    base = generator.exponential(4.0, 500)
-    bands = {
-        name: frequency_bands(base * f, targets, counts)
-        for name, f in (("tied", 1.1), ("drill", 1.0))
-    }
-    changes = {"drill": compare_bands(base * 1.1, base, targets, counts)}
     runs = [
         write_run(tmp_path / "tied", valid=perplexities(330, 62, 40)),
         write_run(tmp_path / "drill", recipe="ptb-drill-4", valid=perplexities(310, 60, 40)),
     ]
     bins = ReliabilityBin(0.0, 0.5, 10, 0.2, 0.0), ReliabilityBin(0.5, 1.0, 5, 0.7, 0.9)
-    text = TextBands(
-        bands,
-        changes,
-        calibration={"drill": Calibration(bins)},
-        norms={"drill": [NormBand(1, 50, 3, 2.0, 9.0)]},
-    )
+    norms = {"drill": [NormBand(1, 50, 3, 2.0, 9.0)]}
+    text = text_bands({"tied": 1.1, "drill": 1.0}, "drill", "tied")
+    text = replace(text, calibration={"drill": Calibration(bins)}, norms=norms)
     page = write_report(runs, tmp_path / "page.html", texts=[text])
     return page.as_uri()
 

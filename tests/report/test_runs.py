@@ -129,17 +129,14 @@ def test_a_missing_or_damaged_file_is_named(folder, file, content):
     ("first", "resumed", "joined"),
     [
         ("one", [], "one"),
-        (
-            "one",
-            [{"commit": "two"}, {"commit": "two"}, {"commit": "one"}],
-            "one, then two, then one",
-        ),
-        ("one", [{"commit": None}], "one, then unknown"),
-        (None, [{"commit": "two"}], "unknown, then two"),
-        (None, [{}], None),
+        ("one", ["two", "two", "one"], "one, then two, then one"),
+        ("one", [None], "one, then unknown"),
+        (None, ["two"], "unknown, then two"),
+        (None, [None], None),
     ],
 )
 def test_the_commit_is_that_of_every_start(tmp_path, first, resumed, joined):
+    resumed = [{"commit": commit} if commit else {} for commit in resumed]
     assert read_run(write_run(tmp_path / "run", commit=first, resumed=resumed)).commit == joined
 
 

@@ -33,6 +33,8 @@ from tests.helpers.translators import small_data, small_optimizer, small_trainin
 from tests.helpers.workspaces import RECIPE
 from tests.training.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
 
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory) -> Path:
@@ -187,9 +189,7 @@ def test_what_the_first_process_does_alone_may_take_longer_than_what_all_do(tmp_
             [sys.executable, "-c", WAITING, str(tmp_path)],
             cwd=ROOT,
             env={**os.environ, **shared, "RANK": rank, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            **PIPES,
         )
         for rank in ("0", "1")
     ]
@@ -240,12 +240,7 @@ def test_the_documented_command_survives_a_worker_that_is_killed(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(
-        [*launcher, *command[1:]],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*launcher, *command[1:]], cwd=tmp_path, env=environment, **PIPES
     ) as process:
         folder = RunFolder(tmp_path / "runs" / "small")
         deadline = time.monotonic() + 120

@@ -1,4 +1,4 @@
-"""bfloat16 on a CPU that has no units for it: one sentence, and no warning of torch's own."""
+"""The precision of a run; bfloat16 on a CPU that has no units for it: one sentence, no warning."""
 
 import warnings
 from types import SimpleNamespace
@@ -8,8 +8,13 @@ import torch
 
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.training import precision
-from drill.training.precision import autocast_to, has_bfloat16_units, matmul_precision
-from tests.helpers.language_models import small_run
+from drill.training.precision import (
+    autocast_to,
+    has_bfloat16_units,
+    matmul_precision,
+    resolve_precision,
+)
+from tests.helpers.language_models import small_model, small_run
 from tests.language_modeling.models import language_model, text
 
 CPU = torch.device("cpu")
@@ -73,3 +78,55 @@ def test_without_units_training_and_evaluation_run_and_torch_warns_of_nothing(tm
         perplexity(model, ids, batch_size=4, autocast=torch.bfloat16)
         small_run(tmp_path, epochs=1, precision="bfloat16")
     assert warned(caplog)
+
+
+# -- of a run ------------------------------------------------------------------------------------
+
+
+def flags() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("precision", "inside", "before"),
+    [("float32", False, True), ("tf32", True, False), ("bfloat16", True, False)],
+)
+def test_precision_is_set_for_the_run_only(tmp_path, precision, inside, before):
+    found, outside = [], flags()
+    for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        place.allow_tf32 = before
+    try:
+        small_run(tmp_path, epochs=1, precision=precision,
+                  progress=lambda report: found.append(flags()))  # fmt: skip
+        assert set(found) == {(inside, inside)}
+        assert flags() == (before, before)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = outside
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "capability", "expected"),
+    [
+        ("auto", "cpu", (9, 0), "float32"), ("auto", "cuda", (7, 5), "tf32"),
+        ("auto", "cuda", (8, 0), "bfloat16"), ("tf32", "cuda", (8, 0), "tf32"),
+        ("tf32", "cpu", (8, 0), "float32"), ("tf32", "mps", (8, 0), "float32"),
+        ("bfloat16", "cpu", (8, 0), "bfloat16"),
+    ],
+)  # fmt: skip
+def test_precision_of_a_device(monkeypatch, precision, device, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert resolve_precision(precision, torch.device(device)) == expected
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("bfloat16", True), ("tf32", False)])
+def test_steps_and_validation_run_under_the_autocast_of_the_precision(
+    tmp_path, precision, expected
+):
+    model, seen = small_model(), []
+
+    def note(module, given):
+        seen.append((module.training, torch.is_autocast_enabled("cpu")))
+
+    model.encoder.register_forward_pre_hook(note)
+    small_run(tmp_path, model=model, epochs=1, precision=precision)
+    assert set(seen) == {(True, expected), (False, expected)}

@@ -33,7 +33,8 @@ EXACT = {"dropout": 0.0, "dtype": torch.float64, "epochs": 4}
 NOISY = {"layer": "deep-residual", "epochs": 4, "checkpoint_seconds": 0.0}
 PLAIN = ("deep-residual", "mixture", "adaptive")
 TRANSLATOR = {"layer": "plain", "dropout": 0.0, "dtype": torch.float64, "average_checkpoints": 2}
-MANY_BATCHES = {**TRANSLATOR, "gradient_accumulation_steps": 2, "max_tokens": 22}
+TWO_BATCHES = {**TRANSLATOR, "gradient_accumulation_steps": 2}
+MANY_BATCHES = {**TWO_BATCHES, "max_tokens": 22}
 
 
 def alike(mine: World, model: torch.nn.Module) -> bool:
@@ -60,20 +61,16 @@ def first_start(folder: Path, mine: World) -> None:
         small_training(path, world=mine, gradient_accumulation_steps=batches, **TRANSLATOR)
     stopping = interrupted_after(5, small_optimizer()) if mine.rank == 1 else small_optimizer()
     stopped = folder / "stopped translator"
-    outcome = small_training(
-        stopped, optimizer=stopping, world=mine, gradient_accumulation_steps=2, **TRANSLATOR
-    )
+    outcome = small_training(stopped, optimizer=stopping, world=mine, **TWO_BATCHES)
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
-    small_training(stopped, world=mine, gradient_accumulation_steps=2, **TRANSLATOR)
+    small_training(stopped, world=mine, **TWO_BATCHES)
     # The first process alone validates: asked before, the others must learn that it has not.
     step = rows(folder / "translator 2")[0]["step"]
     stopping = interrupted_after(step, small_optimizer()) if mine.rank == 0 else small_optimizer()
     broken_off = folder / "translator without a validation"
-    outcome = small_training(
-        broken_off, optimizer=stopping, world=mine, gradient_accumulation_steps=2, **TRANSLATOR
-    )
+    outcome = small_training(broken_off, optimizer=stopping, world=mine, **TWO_BATCHES)
     found["validation broken off"] = [outcome.finished, len(rows(broken_off))]
-    small_training(broken_off, world=mine, gradient_accumulation_steps=2, **TRANSLATOR)
+    small_training(broken_off, world=mine, **TWO_BATCHES)
     small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
     stopping = interrupted_after(5, small_optimizer())
     small_training(
