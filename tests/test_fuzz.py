@@ -13,13 +13,14 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.processes import python
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 MEMORY = 6 * 2**30
@@ -230,11 +231,7 @@ def main(place: Path) -> None:
 
 @pytest.mark.slow
 def test_odd_input_ends_in_one_sentence(tmp_path):
-    root = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
-    command = [sys.executable, "-m", "tests.test_fuzz", str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stderr
+    python("-m", "tests.test_fuzz", tmp_path, timeout=3600)
     found = json.loads((tmp_path / "faults.json").read_text())
     print(f"seed {SEED}: {found['cases']} cases")
     assert found["faults"] == []

@@ -3,13 +3,14 @@
 import ast
 import importlib.util
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+from tests.helpers.processes import python
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -136,8 +137,7 @@ def test_the_package_imports_lazily_and_without_any_extra():
         "assert DeepResidual is drill.layers.deep_residual.DeepResidual; "
         f"import {', '.join(modules)}; from drill import *"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", program)
 
 
 def test_only_declared_packages_are_imported():

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from drill import LAYERS, __version__
 from drill.cli import main
 from drill.cli.app import COMMANDS, app
+from tests.helpers.processes import python
 
 
 def invoke(*arguments: str):
@@ -113,9 +115,10 @@ def test_help_and_lists_need_no_torch(tmp_path):
     names = [command.__name__ for command in COMMANDS]
     commands = [["--help"], *([name, "--help"] for name in names), ["ledger", "add", "--help"]]
     commands += [["--version"], ["recipes"], ["recipes", "--json"], ["data"]]
-    program = LOADED.format(commands=commands)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", LOADED.format(commands=commands))
+
+
+shell = partial(subprocess.run, shell=True, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +130,7 @@ def test_help_and_lists_need_no_torch(tmp_path):
     ],
 )
 def test_closed_streams(words, status, said):
-    command = f"{sys.executable} -m drill {words}"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    done = shell(f"{sys.executable} -m drill {words}")
     assert done.returncode == status
     assert len(done.stderr.splitlines()) == (status != 0)
     assert said in done.stderr
@@ -137,9 +139,7 @@ def test_closed_streams(words, status, said):
 def test_a_deleted_working_folder(tmp_path):
     (tmp_path / "gone").mkdir()
     command = f"rmdir {tmp_path / 'gone'} && {sys.executable} -P -m drill recipes"
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, cwd=tmp_path / "gone"
-    )
+    done = shell(command, cwd=tmp_path / "gone")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("drill: the current folder")
 

@@ -8,7 +8,7 @@ import pytest
 from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.settings import recipe
-from tests.helpers.workspaces import pairs_workspace, run_cli_in, text_workspace
+from tests.helpers.workspaces import inside, pairs_workspace, run_cli_in, text_workspace
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +16,7 @@ def workspace(tmp_path_factory):
     """Language models tiny, more (of one vocabulary) and other."""
     folder = text_workspace(tmp_path_factory.mktemp("workspace"))
     (folder / "other.txt").write_text("quite other words\n" * 300)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with inside(folder):
         changes = {"more": "training.seed=5", "other": "data.corpus=other.txt"}
         for name, change in changes.items():
             settings = recipe("tiny.toml", ["training.epochs=1", change])

@@ -4,7 +4,8 @@ import io
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -68,6 +69,15 @@ def _train_translator(folder: Path) -> None:
     assert train(translators.small(), "runs/tiny", device="cpu").finished
 
 
+@contextmanager
+def inside(folder: Path) -> Iterator[Path]:
+    """The current folder, with its own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield folder
+
+
 MADE: dict[str, TemporaryDirectory[str]] = {}
 
 
@@ -75,10 +85,8 @@ def copy_of(kind: str, make: Callable[[Path], None], folder: Path) -> Path:
     """``folder`` with what ``make`` writes into the current folder, which it does once."""
     if kind not in MADE:
         MADE[kind] = TemporaryDirectory()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(MADE[kind].name)
-            patch.setenv("XDG_CACHE_HOME", str(Path(MADE[kind].name, "cache")))
-            make(Path(MADE[kind].name))
+        with inside(Path(MADE[kind].name)) as place:
+            make(place)
     shutil.copytree(MADE[kind].name, folder, dirs_exist_ok=True)
     environment = folder / "runs/tiny/environment.json"
     environment.write_text(environment.read_text().replace(MADE[kind].name, str(folder)))

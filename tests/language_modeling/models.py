@@ -13,10 +13,9 @@ from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.training.precision import evaluating
 from tests.layers.table import CASES, ONE_EACH, D, V
+from tests.models.lstm_reference import OFF
 
-DROPOUTS = dict.fromkeys(
-    ("dropout_embedding", "dropout_input", "dropout_hidden", "dropout_output", "weight_drop"), 0.5
-)
+DROPOUTS = dict.fromkeys(OFF, 0.5)
 
 every_layer = pytest.mark.parametrize(
     "name", [*ONE_EACH, "sigsoftmax", "softcap", "deep residual over descriptions"]

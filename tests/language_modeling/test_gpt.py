@@ -17,6 +17,7 @@ from drill.language_modeling.evaluation.frequency_bands import SUBWORD_EDGES
 from drill.report.results.ledger import record
 from drill.training.device import meta_init
 from drill.training.settings import recipe
+from tests.helpers.workspaces import inside
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
@@ -57,9 +58,7 @@ def workspace(tmp_path_factory):
         text = "\n".join(" ".join(die.choices(WORDS, k=5)) for _ in range(lines)) + "\n"
         (folder / "text" / f"{split}.txt").write_text(text, encoding="utf-8")
     (folder / "gpt.toml").write_text(RECIPE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with inside(folder):
         result = CliRunner().invoke(app, ["train", "gpt.toml", "--device", "cpu"])
         assert result.exit_code == 0, result.output
         assert "bits per byte" in result.output

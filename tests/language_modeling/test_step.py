@@ -1,5 +1,7 @@
 """Replayed training steps equal launched ones. On a CPU a replay does the work again."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -42,27 +44,15 @@ def model(device="cpu", layer=TiedSoftmax, dropout=0.3, past=False):
     return LanguageModel(encoder, layer(embedding), past_decode).to(device)
 
 
-def deep(embedding):
-    return DeepResidual(embedding, depth=2, dropout=0.3)
+def over_tied(kind, **options):
+    return lambda embedding: kind(TiedSoftmax(embedding), **options)
 
 
-def described(embedding):
-    """Over a label source in the place of the embedding."""
-    return DeepResidual(embedding, depth=1)
-
-
-def mixture(embedding):
-    return MixtureOfSoftmaxes(TiedSoftmax(embedding), 2)
-
-
-def sigsoftmax(embedding):
-    return SigSoftmax(TiedSoftmax(embedding))
-
-
-def mixtape(embedding):
-    return Mixtape(TiedSoftmax(embedding), 2, gates=5)
-
-
+deep = partial(DeepResidual, depth=2, dropout=0.3)
+described = partial(DeepResidual, depth=1)  # over a label source in the place of the embedding
+mixture = over_tied(MixtureOfSoftmaxes, experts=2)
+sigsoftmax = over_tied(SigSoftmax)
+mixtape = over_tied(Mixtape, experts=2, gates=5)
 REGULARISED = pytest.mark.parametrize(
     ("layer", "options"),
     [
@@ -72,13 +62,10 @@ REGULARISED = pytest.mark.parametrize(
 )
 
 
-def late_sgd():
-    """The average starts inside an epoch, between two segments."""
-    return Sgd(schedule="linear", hold=0.3, average_from=0.45)
-
-
-def late_adamw():
-    return AdamW(schedule="linear", average_from=0.45, average="ema", ema_decay=0.9)
+# The average starts inside an epoch, between two segments.
+LATE = {"schedule": "linear", "average_from": 0.45}
+late_sgd = partial(Sgd, **LATE, hold=0.3)
+late_adamw = partial(AdamW, **LATE, average="ema", ema_decay=0.9)
 
 
 def new_state(device="cpu"):

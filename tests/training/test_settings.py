@@ -143,6 +143,8 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(corpus, layer)
         ("training.name=sgd", "training.name", "unknown setting; "),
         ("layer.inner.name=tied", "layer.inner", "deep-residual wraps no other layer"),
         ("layer=3", "layer", "must be a table, got 3; write [layer]"),
+        ("layer.name=tied layer=3", "layer", "must be a table, got 3"),
+        ("epochs=2 layer.depth=x", "epochs", "did you mean"),  # one fault hides no other
         ("training.epochs.x=1", "training.epochs", "must be an integer, got {'x': 1}"),
         ("layer.name=adaptive", "layer.cutoffs", "is missing"),
         ("layer.name=adaptive layer.cutoffs=[1,2.5]", "layer.cutoffs", "a list of integers"),
@@ -156,10 +158,6 @@ def test_an_error_has_a_key_and_a_hint(changes, key, hint):
     sentence = refused(*changes.split())
     assert sentence.startswith(f"{key}: ")
     assert hint in sentence
-
-
-def test_the_fault_of_one_table_hides_no_other():
-    assert refused("epochs=2", "layer.depth=x").startswith("epochs: ")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +278,6 @@ def test_the_order_of_changes_makes_no_difference():
 def test_changes_that_contradict_each_other_are_refused():
     for changes in (["layer=3", "layer.name=tied"], ["layer.inner=3", "layer.inner.name=tied"]):
         assert "another change has made" in refused(*changes)
-    assert "layer: must be a table, got 3" in refused("layer.name=tied", "layer=3")
 
 
 def test_changes_are_a_text_or_several():
@@ -312,18 +309,20 @@ def test_a_recipe_that_starts_from_itself_is_refused(tmp_path, bases):
     assert "starts from itself" in refused(name=str(tmp_path / "a.toml"))
 
 
-@pytest.mark.parametrize("base", ["3", "''", "['ptb-tied']", "'ptb-tide'", "'none.toml'"])
-def test_a_wrong_base_is_named(tmp_path, base):
-    (tmp_path / "a.toml").write_text(f"base = {base}\n")
-    sentence = refused(name=str(tmp_path / "a.toml"))
-    assert "is neither a recipe" in sentence or "cannot be read" in sentence
+WRONG_BASES = [b"3", b"''", b"['ptb-tied']", b"'ptb-tide'", b"'none.toml'"]
+NO_TOML = [b"[layer", b"\xff", b"a = 1\na = 2", b"x = " + b"[" * 10**5]
 
 
-@pytest.mark.parametrize("raw", [b"[layer", b"\xff", b"a = 1\na = 2", b"x = " + b"[" * 10**5])
-def test_what_is_no_toml_names_the_file(tmp_path, raw):
-    path = tmp_path / "a.toml"
-    path.write_bytes(raw)
-    assert refused(name=str(path)).startswith(f"{path}: is not TOML (")
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        *((b"base = " + base, "is neither a recipe|cannot be read") for base in WRONG_BASES),
+        *((raw, r"^\S+a\.toml: is not TOML \(") for raw in NO_TOML),
+    ],
+)
+def test_a_wrong_base_and_what_is_no_toml_are_named(tmp_path, raw, fault):
+    (tmp_path / "a.toml").write_bytes(raw)
+    assert re.search(fault, refused(name=str(tmp_path / "a.toml")))
 
 
 def test_differences_name_what_two_runs_may_not_differ_in():

@@ -7,16 +7,14 @@ from drill.report.play.answers import LanguageModelPlayer, TranslatorPlayer
 from drill.tasks import train
 from drill.training.settings import recipe
 from drill.translation.run import load_translator
-from tests.helpers.workspaces import RECIPE, pairs_workspace, text_workspace
+from tests.helpers.workspaces import RECIPE, inside, pairs_workspace, text_workspace
 
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory) -> Path:
     """A folder with the runs tiny and tied, language models of one text."""
     folder = text_workspace(tmp_path_factory.mktemp("workspace"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with inside(folder):
         text = RECIPE.replace("deep-residual", "tied").replace("depth = 2\n", "")
         (folder / "tied.toml").write_text(text)
         settings = recipe("tied.toml", ["training.epochs=1"])
@@ -43,9 +41,7 @@ def subword_workspace(tmp_path_factory) -> Path:
     """A folder with the runs subwords and other, language models with two tokenizers."""
     pytest.importorskip("tokenizers")
     folder = text_workspace(tmp_path_factory.mktemp("subwords"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with inside(folder):
         for name, size in (("subwords", 266), ("other", 262)):
             changes = ["training.epochs=1", f"data.tokenizer={size}"]
             train(recipe("tiny.toml", changes), f"runs/{name}", device="cpu", quiet=True)
