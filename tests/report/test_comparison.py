@@ -34,13 +34,19 @@ def run(corpus: str, vocabulary: Vocabulary, lines: list[str]) -> SimpleNamespac
     )
 
 
+def compared(vocabulary: Vocabulary, lines: list[str] = LINES, corpus: str = "own", **options):
+    """The one text of the models tied and drill."""
+    found = RunComparison(**options)
+    for name in ("tied", "drill"):
+        found.add(name, run(corpus, vocabulary, lines))
+    (text,) = found.texts
+    return text
+
+
 @pytest.mark.parametrize(("corpus", "left_out"), [("ptb", ["<eos>"]), ("own", ["<eos>", "<unk>"])])
 def test_unk_is_a_word_of_a_closed_corpus_alone(corpus, left_out):
-    found = RunComparison()
     vocabulary = Vocabulary.over_splits(LINES)
-    for name in ("tied", "drill"):
-        found.add(name, run(corpus, vocabulary, LINES))
-    (text,) = found.texts
+    text = compared(vocabulary, corpus=corpus)
     assert list(text.left_out) == left_out
     tokens = sum(band.tokens for band in text.losses["tied"])
     inside = TOKENS - ENDS - (UNKNOWN if "<unk>" in left_out else 0)
@@ -64,28 +70,19 @@ def test_texts_of_equally_many_words_are_not_one_text():
 
 def test_nearest_labels_are_those_of_given_words():
     vocabulary = Vocabulary.from_training(LINES)
-    found = RunComparison(words=["lamp", "a"])
-    found.add("tied", run("own", vocabulary, LINES))
-    assert [each.label for each in found.texts[0].nearest["tied"]] == ["lamp", "a"]
+    text = compared(vocabulary, words=["lamp", "a"])
+    assert [each.label for each in text.nearest["tied"]] == ["lamp", "a"]
     with pytest.raises(SettingsError, match="zebra"):
-        RunComparison(words=["zebra"]).add("tied", run("own", vocabulary, LINES))
+        compared(vocabulary, words=["zebra"])
 
 
 @pytest.mark.parametrize("lines", [LINES[:1], ["lit"]])
 def test_a_short_text_is_read_at_a_smaller_batch_size(lines):
-    found = RunComparison()
-    vocabulary = Vocabulary.from_training(LINES)
-    for name in ("tied", "drill"):
-        found.add(name, run("own", vocabulary, lines))
-    (text,) = found.texts
-    assert list(text.changes) == ["drill"]
+    assert list(compared(Vocabulary.from_training(LINES), lines).changes) == ["drill"]
 
 
 def test_losses_changes_and_norms_have_the_bands_that_words_can_be_in():
     vocabulary = Vocabulary.from_training([*LINES, "rare"], min_count=20)
-    found = RunComparison(edges=(1, 10, 50))
-    for name in ("tied", "drill"):
-        found.add(name, run("own", vocabulary, LINES))
-    (text,) = found.texts
+    text = compared(vocabulary, edges=(1, 10, 50))
     named = [[b.label for b in each["drill"]] for each in (text.losses, text.changes, text.norms)]
     assert named == [["never", "30 to 49", "50 and more"]] * 2 + [["30 to 49", "50 and more"]]
