@@ -149,6 +149,22 @@ def cli_output(run_cli):
 
 
 @pytest.fixture
+def cli_error(run_cli):
+    """Runs `drill`, which must end with 1 and one line that names ``key``; returns that line."""
+
+    def check(*words: str, key: str, **options: object) -> str:
+        code, _, err = run_cli(*words, **options)
+        assert code == 1
+        assert "Traceback" not in err
+        last = err.splitlines()[-1]
+        assert last.startswith("drill: ")
+        assert key in last
+        return last
+
+    return check
+
+
+@pytest.fixture
 def nan_in_fresh_memory():
     """Memory nobody wrote reads as NaN, so that a gradient left unwritten shows."""
     before = torch.are_deterministic_algorithms_enabled()

@@ -19,7 +19,7 @@ from drill.files import (
     read_text,
     write_output,
 )
-from tests.helpers.language_models import disk_full
+from tests.helpers.files import disk_full
 
 
 @pytest.mark.parametrize(

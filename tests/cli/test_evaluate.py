@@ -20,7 +20,7 @@ from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perple
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.run import load_language_model
 from drill.training.run.folder import RunFolder
-from tests.helpers.language_models import disk_full
+from tests.helpers.files import disk_full
 from tests.helpers.workspaces import run_cli_in
 
 CPU = ("--device", "cpu")

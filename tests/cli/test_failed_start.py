@@ -10,7 +10,7 @@ import torch
 from drill import tasks
 from drill.data.text import corpora
 from drill.errors import CheckpointError
-from tests.helpers.language_models import contents
+from tests.helpers.files import contents
 from tests.helpers.tasks import LM, MT
 from tests.helpers.translators import set_by_command
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drill.training.run.checkpoint import load, save
-from tests.helpers.language_models import contents
+from tests.helpers.files import contents
 
 UNTRAINED = "<unk> does not occur in the training text"
 READ_AS_UNK = "not in the vocabulary, read as <unk>: "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drill.training.run.folder import RunFolder
-from tests.helpers.language_models import contents
+from tests.helpers.files import contents
 from tests.helpers.tasks import LM, MT, interrupted
 from tests.helpers.translators import set_by_command
 

@@ -1,6 +1,5 @@
 """Small language models and their runs, on a text that has something to learn."""
 
-import errno
 import functools
 import os
 import signal
@@ -189,15 +188,6 @@ def assert_close_rows(path: Path | str, other: Path | str, rel: float) -> None:
             if key in ("weights_fingerprint", "position", "epoch_size"):
                 continue
             assert mine[key] == (pytest.approx(value, rel) if type(value) is float else value), key
-
-
-def contents(folder: Path) -> dict[Path, bytes | None]:
-    """All that is below a folder; None for a folder."""
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-def disk_full(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def weights(path: Path) -> dict[str, Tensor]:

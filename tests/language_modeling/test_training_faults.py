@@ -12,11 +12,11 @@ from drill.errors import CheckpointError, Diverged, RunFolderError
 from drill.kernels.lstm.persistent import recurrence
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
+from tests.helpers.files import disk_full
 from tests.helpers.language_models import (
     OPTIMIZERS,
     after,
     all_of,
-    disk_full,
     finished,
     interrupted_after,
     rows,

@@ -15,7 +15,7 @@ from drill.report import read_run
 from drill.report.results import ledger
 from drill.report.results.ledger import AlreadyRecorded, LedgerError, read, record
 from drill.training.settings import recipe
-from tests.helpers.language_models import disk_full
+from tests.helpers.files import disk_full
 from tests.report.folders import of_weights, write_evaluations, write_run
 
 ROOT = Path(__file__).parents[2]

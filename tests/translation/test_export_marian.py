@@ -24,7 +24,7 @@ from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.translation import Decoding, beam_search
 from drill.translation.export_marian import FILES, NotExportable, export_marian
-from tests.helpers.language_models import contents
+from tests.helpers.files import contents
 
 transformers = pytest.importorskip("transformers", reason="the exported folder is for transformers")
 

@@ -1,15 +1,11 @@
-"""A folder with a text, a recipe and a stand-in for `drill` that writes run folders at once."""
+"""A stand-in for `drill` that writes run folders at once, and studies by it."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from drill.report.study import runner
 from drill.report.study.plan import TRAINING, Plan, read_plan, row_settings
-from tests.helpers.workspaces import RECIPE
 
 PLAN = """
 name = "small"
@@ -118,19 +114,3 @@ class StudyWorkspace:
 
     def started(self) -> list[str]:
         return Path("started.txt").read_text().splitlines()
-
-
-def make_workspace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> StudyWorkspace:
-    monkeypatch.chdir(folder)
-    Path("text").mkdir()
-    for split in ("train", "valid", "test"):
-        Path("text", f"{split}.txt").write_text("the lamp is lit\n" * 20)
-    Path("tiny.toml").write_text(RECIPE)
-    Path("stand_in.py").write_text(STAND_IN)
-    Path("figures.json").write_text("{}")
-    Path("recipes").mkdir()
-    monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-S", "stand_in.py"))
-    monkeypatch.setattr(runner, "POLL", 0.02)
-    workspace = StudyWorkspace()
-    workspace.behave()
-    return workspace

@@ -8,14 +8,10 @@ from drill.errors import SettingsError
 from drill.language_modeling.build import finetune_settings
 from drill.report.study.plan import FINETUNE, identity, read_plan, row_settings
 from drill.training.settings import recipe
-from tests.report.study.fake_drill import PLAN, make_workspace
+from tests.report.study.fake_drill import PLAN
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def workspace(tmp_path, monkeypatch):
-    return make_workspace(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("workspace")
 
 
 def test_all_rows_come_with_the_first_seed_and_stages_in_order(workspace):

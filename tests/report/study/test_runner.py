@@ -20,16 +20,11 @@ from drill.report.study.runner import command
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, PARTIAL, States
 from drill.report.study.tables import status_table
 from drill.training.run.folder import RunFolder
-from tests.report.study.fake_drill import PLAN, StudyWorkspace, make_workspace
+from tests.report.study.fake_drill import PLAN, StudyWorkspace
 
 TRAINED = ["a-seed-1 train", "b-seed-1 train", "a-seed-2 train", "b-seed-2 train"]
 CHAIN = ["a-seed-1 train", "a-seed-1-finetune finetune", "a-seed-1-finetune cache"]
 STAGES = 'stages = ["train", "finetune", "cache"]' + PLAN
-
-
-@pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    return make_workspace(tmp_path, monkeypatch)
 
 
 def states(workspace: StudyWorkspace) -> dict[str, str]:

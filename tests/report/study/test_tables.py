@@ -9,7 +9,7 @@ from drill.report.study.page import write_study_page
 from drill.report.study.states import States
 from drill.report.study.tables import report, status_table
 from tests.report.page_reader import figures
-from tests.report.study.fake_drill import PLAN, make_workspace
+from tests.report.study.fake_drill import PLAN
 
 FIGURES = {f"a-seed-{n}": (59.0 + n, 57.0 + n) for n in (1, 2, 3)}
 FIGURES |= dict.fromkeys(("b-seed-1", "b-seed-2", "b-seed-3"), (59.0, 57.0))
@@ -29,10 +29,9 @@ n: seeds; ± is the standard error of the mean. Differences to the baseline are 
 
 
 @pytest.fixture
-def workspace(tmp_path, monkeypatch):
-    made = make_workspace(tmp_path, monkeypatch)
+def workspace(workspace):
     Path("figures.json").write_text(json.dumps(FIGURES))
-    return made
+    return workspace
 
 
 def reported(workspace, text=PLAN, *goals) -> str:

@@ -16,7 +16,8 @@ from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
 from drill.training.run import checkpoint
 from drill.training.run.checkpoint import load, load_into, save
-from tests.helpers.language_models import bits, disk_full
+from tests.helpers.files import disk_full
+from tests.helpers.language_models import bits
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,

@@ -15,7 +15,7 @@ import torch
 from drill.errors import RunFolderError
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import NO_LOCKS, RunFolder
-from tests.helpers.language_models import disk_full
+from tests.helpers.files import disk_full
 
 ROW = {"kind": "epoch", "epoch": 1, "step": 7, "valid_loss": 1 / 3, "best": True}
 

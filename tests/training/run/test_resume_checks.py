@@ -13,7 +13,8 @@ from drill.errors import CheckpointError, DrillError, OutOfMemory, RunFolderErro
 from drill.training.device import check_memory, meta_init
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from tests.helpers.language_models import contents, interrupted_after, small_run
+from tests.helpers.files import contents
+from tests.helpers.language_models import interrupted_after, small_run
 from tests.helpers.translators import small_optimizer, small_training
 
 
