@@ -11,11 +11,10 @@ import tempfile
 
 import torch
 import torch.nn.functional as F
-from measure import Prepare, Report, Step, measure
+from measure import Prepare, Report, Step, add_rate, measure
 from setting import Setting, Size, parser
 from step import our_step, plain_optimizer, plain_step, vocabulary
 from torch import Tensor, nn
-from translation import add_rate
 
 from drill.language_modeling import build
 from drill.language_modeling.step import Steps
@@ -84,6 +83,7 @@ def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
         made.current_gradient_accumulation_steps = 1
 
         def step() -> list[Tensor]:
+            # Labels are shifted inside, so it predicts one token of each row fewer than the others.
             value = made.training_step(model, {"input_ids": ids, "labels": ids})
             made.accelerator.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()

@@ -246,3 +246,10 @@ class Report:
             print(text_table(cells(self.benchmark, rows)))
         failed = (f"{row['name']}: {row['error']}" for row in self.rows if "error" in row)
         print("\n".join(["", *dict.fromkeys([*failed, *notes])]))
+
+
+def add_rate(results: dict[str, Row], key: str, amount: int) -> None:
+    """Add to every row how many of ``amount`` things a step it does in a second."""
+    for row in results.values():
+        if "error" not in row:
+            row[key] = 1e3 * amount / row["ms_median"]

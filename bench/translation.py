@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from measure import Prepare, Report, Row, Step, measure
+from measure import Prepare, Report, Step, add_rate, measure
 from setting import Setting, add_options, parser, settings
 from torch import Tensor, nn
 
@@ -177,13 +177,6 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
 
 
 # -------------------------------------------------------------------------------------------------
-
-
-def add_rate(results: dict[str, Row], key: str, amount: int) -> None:
-    """Add to every row how many of ``amount`` things a step it does in a second."""
-    for row in results.values():
-        if "error" not in row:
-            row[key] = 1e3 * amount / row["ms_median"]
 
 
 def main() -> None:

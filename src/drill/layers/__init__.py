@@ -5,9 +5,10 @@ from drill.layers.bilinear import Bilinear
 from drill.layers.deep_residual import DeepResidual
 from drill.layers.dual import DualNonlinear
 from drill.layers.feature_bags import FeatureBags
+from drill.layers.full import FullSoftmax
 from drill.layers.label_cache import StaleLabels
 from drill.layers.label_source import Descriptions, LabelSource, factory_kwargs
-from drill.layers.softmax import FullSoftmax, TiedSoftmax
+from drill.layers.tied import TiedSoftmax
 from drill.layers.wrappers.adaptive import AdaptiveSoftmax
 from drill.layers.wrappers.base import WrappingLayer
 from drill.layers.wrappers.direct_output import DirectOutputConnection

@@ -71,7 +71,7 @@ class DualNonlinear(MatrixLayer):
 
     def context(self, hidden: Tensor) -> Tensor:
         hidden = super().context(hidden)
-        check_operand("DualNonlinear", hidden, "context_map", self.context_map.linear.weight)
+        check_operand(type(self).__name__, hidden, "context_map", self.context_map.linear.weight)
         Y = cast(Tensor, self.context_map(hidden, None))  # (..., k)
         return Y + hidden if self.residual else Y
 

@@ -29,8 +29,15 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 T = TypeVar("T")
 
-_steps = [0]  # of all optimisers: those with fused=True bypass the version counter
-register_optimizer_step_post_hook(lambda *_: _steps.__setitem__(0, _steps[0] + 1))
+_steps = [0]  # of all optimisers
+
+
+def _count_step(*_: object) -> None:
+    """Any step drops cached labels: one with fused=True bypasses the version counter."""
+    _steps[0] += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 class StaleLabels(RuntimeError):
@@ -42,8 +49,8 @@ class Snapshot:
 
     A layer has changed if an attribute, parameter, buffer or submodule is another object, or a
     tensor has another version or address. With ``samples`` also if entries of a tensor differ
-    (``.data`` and NumPy write without a new version) or a submodule got a hook; and, where asked
-    for, if the sum of any row does, which costs about as much as the logits of one token.
+    (``.data`` and NumPy write without a new version) or a submodule got a hook. ``rows_changed``
+    compares the sum of every row too, which costs about as much as the logits of one token.
     """
 
     def __init__(self, layer: nn.Module, samples: bool = True) -> None:
@@ -58,8 +65,8 @@ class Snapshot:
         self.objects = list(chain(*self.views))
         tensors = [x for x in self.objects if isinstance(x, Tensor)]
         # In training, the forward pass itself may write to buffers.
-        self.counted = [x for x in tensors if samples or isinstance(x, nn.Parameter)]
-        self.counts = self._counts()
+        self.versioned = [x for x in tensors if samples or isinstance(x, nn.Parameter)]
+        self.versions = self._versions()
         # The slices also own the memory, so that no other tensor can get the same address.
         self.slices: list[Tensor] = []  # on a CPU, where torch.cat takes longer than to read each
         self.joined: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # on other devices
@@ -81,12 +88,12 @@ class Snapshot:
         return (
             len(objects) != len(self.objects)
             or not all(map(operator.is_, objects, self.objects))
-            or self._counts() != self.counts
+            or self._versions() != self.versions
             or self._samples() != self.samples
         )
 
-    def _counts(self) -> list[tuple[int, int]]:
-        return [(x._version, x.data_ptr()) for x in self.counted]
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(x._version, x.data_ptr()) for x in self.versioned]
 
     def _samples(self) -> list[list[int]]:
         return [x.tolist() for x in chain(self.slices, map(torch.cat, self.joined.values()))]

@@ -203,6 +203,8 @@ class AdaptiveSoftmax(WrappingLayer):
         in_head = torch.where(ignored, IGNORE_INDEX, torch.where(outside, OUTSIDE, in_head))
         options = options._replace(reduction="none", ignore_index=IGNORE_INDEX)
 
+        head, *clusters = softmaxes
+
         def cost(s: ClusterSoftmax, context: Tensor, targets: Tensor) -> Tensor:
             """(n, 1), or (n, 2) with the adversarial losses: only labels are lowered."""
             mapped = s.map(context)
@@ -214,7 +216,6 @@ class AdaptiveSoftmax(WrappingLayer):
                 delta = delta * (cluster == 0)
             return torch.stack([losses, nll_with_lowered_target(losses, delta)], 1)
 
-        head, *clusters = softmaxes
         losses = cost(head, context, in_head)
         inside = [
             torch.where(cluster == i + 1, rank - c, IGNORE_INDEX)

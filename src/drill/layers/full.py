@@ -1,4 +1,4 @@
-"""The two plain softmax layers: a separate matrix, and the tied embedding."""
+"""A softmax with a matrix of its own."""
 
 from numbers import Integral
 
@@ -35,40 +35,20 @@ class FullSoftmax(MatrixLayer):
         bias: bool = True,
         init_range: float = 0.1,
     ) -> None:
-        factory = FactoryKwargs(device=None, dtype=None)
+        name, factory = type(self).__name__, FactoryKwargs(device=None, dtype=None)
         if isinstance(embedding, int | Integral):
             if hidden_size is None:
-                raise ValueError("FullSoftmax: hidden_size is required with a number of labels")
-            labels = check_integer("FullSoftmax", "the number of labels", embedding)
+                raise ValueError(f"{name}: hidden_size is required with a number of labels")
+            labels = check_integer(name, "the number of labels", embedding)
         else:
-            width = label_width("FullSoftmax", embedding)
+            width = label_width(name, embedding)
             labels = label_count(embedding)
             factory = factory_kwargs(embedding)
             hidden_size = width if hidden_size is None else hidden_size
-        hidden_size = check_integer("FullSoftmax", "hidden_size", hidden_size)
+        hidden_size = check_integer(name, "hidden_size", hidden_size)
         own = nn.Embedding(labels, hidden_size, **factory)
-        init_uniform("FullSoftmax", "init_range", init_range, [own.weight])
+        init_uniform(name, "init_range", init_range, [own.weight])
         super().__init__(own, hidden_size, bias, joint_size=hidden_size)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         return self.label_rows(rows, check)  # (V, d_h)
-
-
-class TiedSoftmax(MatrixLayer):
-    """softmax(E h + b): g_out = E (V, d), the input embedding itself (weight tying).
-
-    Adds V parameters; needs d_h = d. The same as DeepResidual of depth 0.
-
-    Args:
-        embedding: the model's nn.Embedding (V, d), shared, or a label source.
-        bias: use the output bias b.
-    """
-
-    scales_with_embedding = True
-
-    def __init__(self, embedding: nn.Embedding | LabelSource, *, bias: bool = True) -> None:
-        d = label_width("TiedSoftmax", embedding)
-        super().__init__(embedding, hidden_size=d, bias=bias, joint_size=d)
-
-    def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        return self.label_rows(rows, check)  # (V, d)
