@@ -21,8 +21,7 @@ from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import apply_overrides
 from drill.training.cuda_graphs import CapturedGradients
-from drill.translation import Decoding, beam_search, cached_head
-from drill.translation.export_marian import marian_weights
+from drill.translation import Decoding, beam_search, cached_head, exported_weights
 
 BASE = "MarianMT"
 SIZES = {
@@ -60,7 +59,7 @@ def marian(setting: Setting) -> nn.Module:
     """The tied translator's weights in the other library's model."""
     from transformers import MarianConfig, MarianMTModel
 
-    config, tensors = marian_weights(translator(setting, "tied"), positions=128)
+    config, tensors = exported_weights(translator(setting, "tied"), positions=128)
     model = MarianMTModel(MarianConfig(**config)).to(setting.device)
     tied = {"lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}
     loaded = model.load_state_dict(tensors, strict=False)

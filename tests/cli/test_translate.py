@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from drill import cli
-from drill.translation import translate as translate_module
+from drill.translation import inference
+from drill.translation.inference import Search, Translation, translate
 from drill.translation.run import load_translator
-from drill.translation.translate import Search, Translation, translate
 from tests.helpers.translators import set_by_command
 from tests.helpers.workspaces import pairs_workspace
 
@@ -65,7 +65,7 @@ def test_translate_writes_utf8_whatever_the_terminal_says(in_workspace, monkeypa
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc")))
     monkeypatch.setattr(sys, "argv", ["drill", *TINY])
     found = [[[Translation("Ä", 0.0, 0.0)]]]
-    monkeypatch.setattr(translate_module, "translate_blocks", lambda *_: found)
+    monkeypatch.setattr(inference, "translate_blocks", lambda *_: found)
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     assert written.getvalue().decode("utf-8") == "Ä\n"
@@ -144,7 +144,7 @@ def test_out_of_memory_in_a_search_names_batch_tokens(cli_error, monkeypatch, ca
     def searched(model, sources, decoding, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
 
-    monkeypatch.setattr(translate_module, "beam_search", searched)
+    monkeypatch.setattr(inference, "beam_search", searched)
     for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
         limits = ("--device", "cpu", "--batch-tokens", "2")
         err = cli_error(

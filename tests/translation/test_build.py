@@ -18,8 +18,8 @@ from drill.training.loop import TRAINING_LOG
 from drill.training.run.environment import has_ended
 from drill.training.run.folder import RunFolder
 from drill.translation import train as train_module
+from drill.translation.inference import Search, translate
 from drill.translation.run import load_translator
-from drill.translation.translate import Search, translate
 from tests.helpers.translators import small
 from tests.helpers.workspaces import pairs_workspace
 

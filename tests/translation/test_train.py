@@ -13,9 +13,9 @@ from drill.training.optim import AdamW, ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.translation import train as train_module
 from drill.translation.evaluate import translation_loss
+from drill.translation.inference import Search
 from drill.translation.search import beam_search
 from drill.translation.train import TranslationState
-from drill.translation.translate import Search
 from tests.helpers.language_models import after, all_of, rows, unlike, weights
 from tests.helpers.translators import small_data, small_training, small_translator
 

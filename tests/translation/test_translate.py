@@ -9,14 +9,14 @@ import torch
 
 from drill.data import BEGIN, END
 from drill.errors import SettingsError
-from drill.translation import translate as translate_module
+from drill.translation import inference
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
+from drill.translation.inference import EMPTY, Search, translate
 from drill.translation.search import beam_search as beam_search_module
 from drill.translation.search import sampling
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding
-from drill.translation.translate import EMPTY, Search, translate
 from tests.helpers.translators import small_data, small_translator
 
 
@@ -120,7 +120,7 @@ def test_lines_are_counted_before_every_search_of_several(data, model, monkeypat
 def test_out_of_memory_halves_the_batch(data, model, monkeypatch, caplog):
     lines, asked = ["ab", "c", "abcde"] * 4, []
     whole = [found[0].text for found in translate(model, data.subwords, lines, Search())]
-    real = translate_module.beam_search
+    real = inference.beam_search
 
     def searched(model, sources, decoding, **options):
         asked.append(decoding.batch_tokens)
@@ -128,7 +128,7 @@ def test_out_of_memory_halves_the_batch(data, model, monkeypatch, caplog):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(model, sources, decoding, **options)
 
-    monkeypatch.setattr(translate_module, "beam_search", searched)
+    monkeypatch.setattr(inference, "beam_search", searched)
     search = Search(batch_tokens=64)
     found = translate(model, data.subwords, lines, search, lines_per_block=6)
     assert [each[0].text for each in found] == whole

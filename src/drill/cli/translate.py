@@ -13,7 +13,7 @@ from drill.cli.options import as_settings_error, blocks_of_lines, name_of
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
-    from drill.translation.translate import Translation
+    from drill.translation.inference import Translation
 
 
 def translate(
@@ -52,8 +52,8 @@ def translate(
     score and the text, separated by tabs. Lines from a pipe are translated as they come.
     """
     from drill.training.device import out_of_memory_hint
+    from drill.translation.inference import translate_blocks
     from drill.translation.run import load_translator
-    from drill.translation.translate import translate_blocks
 
     if greedy and (sample or n_best > 1 or beam is not None or length_penalty is not None):
         raise SettingsError(
@@ -123,7 +123,7 @@ def export(
     """
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
-    from drill.translation.export_marian import export_marian
+    from drill.translation.export import export_translator
     from drill.translation.run import load_translator
 
     if task_of(run) != TRANSLATION:
@@ -132,7 +132,7 @@ def export(
     with as_settings_error():
         training = loaded.settings.training
         searched = {key: training[key] for key in ("beam_size", "length_penalty")}
-        written = export_marian(
+        written = export_translator(
             loaded.model, loaded.subwords, folder, positions=positions, **searched
         )
     kind = "Marian" if loaded.model.transformer.norm == "post" else "Pegasus"

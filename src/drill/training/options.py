@@ -9,6 +9,7 @@ from drill.errors import check_value
 from drill.training.precision import Precision
 
 DEFAULT_BEAM_SIZE = 4
+DEFAULT_LENGTH_PENALTY = 0.6
 MAX_BEAM_SIZE = 1000
 A_SEED = "in 0 to 2**32 - 1"
 
@@ -95,7 +96,7 @@ class TranslationOptions(TrainingOptions):
     bleu_every: int | None = None  # validations between two that also translate for BLEU
     average_checkpoints: int = 1  # at the end, try the mean of the weights of that many validations
     beam_size: int = DEFAULT_BEAM_SIZE  # of all translations that are scored
-    length_penalty: float = 0.6
+    length_penalty: float = DEFAULT_LENGTH_PENALTY
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,9 @@
-"""Translators: beam search, sampling, BLEU, export; translate.py translates lines."""
+"""Translators: translate lines, beam search, sampling, BLEU, export."""
 
 from drill.errors import NotExportable
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.export_marian import export_marian, marian_weights
+from drill.translation.export import export_translator, exported_weights
+from drill.translation.inference import Search, Translation, translate
 from drill.translation.search.beam_search import beam_search, greedy
 from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
 from drill.translation.search.sampling import sample
@@ -12,11 +13,14 @@ __all__ = [
     "Hypothesis",
     "NotExportable",
     "Scores",
+    "Search",
+    "Translation",
     "beam_search",
     "cached_head",
     "corpus_scores",
-    "export_marian",
+    "export_translator",
+    "exported_weights",
     "greedy",
-    "marian_weights",
     "sample",
+    "translate",
 ]

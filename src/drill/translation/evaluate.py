@@ -22,8 +22,9 @@ from drill.training.precision import autocast_to, evaluating, sum_dtype
 from drill.training.run.folder import RunFolder
 from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
+from drill.translation.inference import Search, translate
+from drill.translation.memory import within_memory
 from drill.translation.step import sum_loss_options
-from drill.translation.translate import Search, translate, within_memory
 
 # -- loss -----------------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ from drill.translation.build import (
     uses_counts,
 )
 from drill.translation.evaluate import best_translations, evaluate_translator
+from drill.translation.inference import Search
 from drill.translation.train import TranslationTask
-from drill.translation.translate import Search
 
 
 def start_translator(

@@ -37,6 +37,7 @@ from drill.translation.evaluate import (
     save_hypotheses,
     translation_loss,
 )
+from drill.translation.inference import Search
 from drill.translation.step import (
     backward,
     capture_blocker,
@@ -44,7 +45,6 @@ from drill.translation.step import (
     kernel_summary,
     make_captured_gradients,
 )
-from drill.translation.translate import Search
 
 logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)

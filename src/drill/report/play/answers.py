@@ -27,8 +27,8 @@ from drill.report.page.figures import COLOURS, css_classes
 from drill.report.page.page import corpus_of
 from drill.report.results.runs import RunSummary, distinct_names, is_run, read_run
 from drill.training.precision import evaluating
+from drill.translation.inference import translate
 from drill.translation.run import TranslationRun
-from drill.translation.translate import translate
 
 MAX_PREFIX = 500  # words or subwords
 MAX_LINES = 10  # that are translated at once

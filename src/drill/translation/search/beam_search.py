@@ -17,7 +17,7 @@ from drill.layers.checks import check_integer
 from drill.models.transformer.transformer import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphRecorder
-from drill.training.options import DEFAULT_BEAM_SIZE
+from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 from drill.translation.search.decoding import (
     Batch,
     Decoding,
@@ -54,7 +54,7 @@ def beam_search(
     *,
     beam_size: int = DEFAULT_BEAM_SIZE,
     n_best: int = 1,
-    length_penalty: float = 0.6,
+    length_penalty: float = DEFAULT_LENGTH_PENALTY,
     head: Head | None = None,
     progress: OnProgress | None = None,
 ) -> list[list[Hypothesis]]:

@@ -3,21 +3,19 @@
 for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0].text)
 """
 
-import gc
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from drill.data import BEGIN, END, Subwords
 from drill.errors import SettingsError, require
 from drill.models.translator import Translator
-from drill.training.options import DEFAULT_BEAM_SIZE
+from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
+from drill.translation.memory import within_memory
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding, Head, Hypothesis, OnProgress, cached_head
 from drill.translation.search.sampling import sample
@@ -25,8 +23,6 @@ from drill.translation.search.sampling import sample
 logger = logging.getLogger("drill")
 
 LINES_PER_BLOCK = 512
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Search(Decoding):
     eos: int = END
     beam_size: int = DEFAULT_BEAM_SIZE
     n_best: int = 1
-    length_penalty: float = 0.6
+    length_penalty: float = DEFAULT_LENGTH_PENALTY
     sampled: bool = False
     temperature: float = 1.0
     top_k: int | None = None
@@ -174,24 +170,3 @@ def _searched(
         return sample(model, sources, decoding, samples=search.n_best, first=first, **shared)
     shared |= {key: getattr(search, key) for key in ("beam_size", "n_best", "length_penalty")}
     return beam_search(model, sources, decoding, **shared)
-
-
-def within_memory(
-    work: Callable[[int], Result], tokens: int, least: int, hint: str
-) -> tuple[Result, int]:
-    """``work(tokens)``, with half the tokens until they fit into GPU memory, and how many fit.
-
-    Args:
-        least: with as few, running out of memory is raised.
-        hint: the end of the warning.
-    """
-    while True:
-        try:
-            return work(tokens), tokens
-        except torch.OutOfMemoryError:
-            if tokens <= least:
-                raise
-        # After the handler: inside it, the error's traceback would keep all tensors of the work.
-        gc.collect()
-        tokens //= 2
-        logger.warning("out of GPU memory, continuing with batches of %d %s", tokens, hint)

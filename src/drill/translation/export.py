@@ -4,8 +4,8 @@
     model.safetensors                     weights, the output layer folded into one matrix
     tokenizer.json, tokenizer_config.json the subwords
 
-A "post" Transformer becomes a MarianMTModel. A "pre" one becomes a PegasusForConditionalGeneration,
-which is the same network with the norms before: Marian has none there. Writing needs neither.
+A Transformer with norm="pre", as all recipes have, becomes a PegasusForConditionalGeneration, one
+with norm="post" a MarianMTModel: the same network, but the norms come after. Writing needs neither.
 """
 
 import json
@@ -29,7 +29,7 @@ from drill.models.encoder import input_encoder
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
 from drill.models.transformer.transformer import Transformer, sinusoids
 from drill.models.translator import Translator
-from drill.training.options import DEFAULT_BEAM_SIZE
+from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FILES = {CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
@@ -57,26 +57,27 @@ TOKENIZER = {
 
 
 @torch.no_grad()
-def export_marian(
+def export_translator(
     model: Translator,
     subwords: Subwords,
     folder: Path | str,
     *,
     positions: int = 1024,
     beam_size: int = DEFAULT_BEAM_SIZE,
-    length_penalty: float = 0.6,
+    length_penalty: float = DEFAULT_LENGTH_PENALTY,
 ) -> Path:
-    """Write ``model`` and ``subwords`` into ``folder``, which gives the same probabilities there.
+    """Write a translator for transformers: Pegasus if its norms are "pre", Marian if "post".
 
-        export_marian(run.model, run.subwords, "marian")
+        export_translator(run.model, run.subwords, "exported")
         # elsewhere, without drill:
-        model = AutoModelForSeq2SeqLM.from_pretrained("marian")
-        tokenizer = PreTrainedTokenizerFast.from_pretrained("marian")
+        model = AutoModelForSeq2SeqLM.from_pretrained("exported")
+        tokenizer = PreTrainedTokenizerFast.from_pretrained("exported")
 
-    Greedy translations are the same too, those of a beam where ``length_penalty`` is 0 on both
-    sides. The output layer is folded: a deep residual one becomes ``lm_head`` and
-    ``final_logits_bias``. NotFoldable for mixtures and adaptive softmaxes, NotExportable for a
-    layer that transforms its contexts (dual) and for a "pre" model with two embeddings.
+    Probabilities and greedy translations are the same there, those of a beam too where
+    ``length_penalty`` is 0 on both sides. The output layer is folded: a deep residual one becomes
+    ``lm_head`` and ``final_logits_bias``. NotFoldable for mixtures and adaptive softmaxes,
+    NotExportable for a layer that transforms its contexts (dual) and for a "pre" model with two
+    embeddings.
 
     Args:
         model: the translator.
@@ -94,11 +95,11 @@ def export_marian(
     for side in (model.transformer.source_embedding, model.transformer.target_embedding):
         if side.num_embeddings != len(subwords):
             raise DataError(
-                f"export_marian: the model has {side.num_embeddings} embeddings, but there are "
-                f"{len(subwords)} subwords; pass those the model was trained with"
+                f"export_translator: the model has {side.num_embeddings} embeddings, but there "
+                f"are {len(subwords)} subwords; pass those the model was trained with"
             )
     _check_folder(folder)
-    config, tensors = marian_weights(model, positions)
+    config, tensors = exported_weights(model, positions)
     # Clones: the file format allows no two names for one piece of memory.
     found = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
     # The end of a search cannot be source + 50 there: the library has one for all sentences.
@@ -124,10 +125,10 @@ def export_marian(
 
 
 @torch.no_grad()
-def marian_weights(
+def exported_weights(
     model: Translator, positions: int = 1024
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What ``export_marian`` writes, without writing files.
+    """What ``export_translator`` writes, without writing files.
 
     Args:
         model: the translator.
@@ -136,7 +137,7 @@ def marian_weights(
     Returns:
         The library's settings, and its tensors by name, sharing memory with the model's.
     """
-    check_integer("export_marian", "positions", positions)
+    check_integer("export_translator", "positions", positions)
     transformer = model.transformer
     head = _folded(model.layer)
     source, target = transformer.source_embedding.weight, transformer.target_embedding.weight
@@ -147,8 +148,8 @@ def marian_weights(
         source = target if shared else source
     if transformer.norm == "pre" and not shared:
         raise NotExportable(
-            'export_marian: a model with norm="pre" must have one embedding for both languages; '
-            "train with encoder.shared=true, or with encoder.norm=post"
+            'export_translator: a model with norm="pre" must have one embedding for both '
+            "languages; train with encoder.shared=true, or with encoder.norm=post"
         )
     tied = torch.equal(head.weight, target)
     config = _config(transformer, positions, tied)
@@ -175,13 +176,13 @@ def _folded(layer: OutputLayer) -> nn.Linear:
     matrix = foldable(layer)
     if matrix is None:
         raise NotFoldable(
-            f"export_marian: a {type(layer).__name__} is no single matrix, and Marian's output "
-            "layer is one; train the translator with a layer that folds (drill layers says which)"
+            f"export_translator: a {type(layer).__name__} is no single matrix, and the exported "
+            "output layer is one; train with a layer that folds (drill layers says which)"
         )
     if type(matrix).context is not MatrixLayer.context:
         raise NotExportable(
-            f"export_marian: a {type(matrix).__name__} transforms the hidden states, and Marian "
-            "cannot; take a deep-residual, bilinear, tied or full layer"
+            f"export_translator: a {type(matrix).__name__} transforms the hidden states, and the "
+            "exported model cannot; take a deep-residual, bilinear, tied or full layer"
         )
     return matrix.fold()
 

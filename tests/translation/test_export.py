@@ -1,7 +1,6 @@
 """An exported folder in the stock library: the same probabilities and the same translations."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from drill.layers import (
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.translation import Decoding, beam_search
-from drill.translation.export_marian import FILES, NotExportable, export_marian
+from drill.translation.export import FILES, NotExportable, export_translator
 from tests.helpers.files import contents
 
 transformers = pytest.importorskip("transformers", reason="the exported folder is for transformers")
@@ -90,7 +89,7 @@ LAYERS = {
 )
 def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):
     model = make(subwords, LAYERS[name], norm, shared)
-    theirs = load(export_marian(model, subwords, tmp_path, positions=16))
+    theirs = load(export_translator(model, subwords, tmp_path, positions=16))
     kind = "MarianMTModel" if norm == "post" else "PegasusForConditionalGeneration"
     assert type(theirs).__name__ == kind
     with torch.no_grad():
@@ -99,7 +98,7 @@ def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):
 
 
 def test_tied_matrix_is_written_once(subwords, tmp_path):
-    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
     tensors = load_file(tmp_path / "model.safetensors")
     rows = [name for name, each in tensors.items() if each.shape == (len(subwords), d)]
     assert rows == ["model.shared.weight"]
@@ -127,7 +126,7 @@ def reversing(subwords: Subwords, norm: str) -> Translator:
 @pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
 def test_translations_are_the_same(subwords, norm, tmp_path):
     model = reversing(subwords, norm)
-    theirs = load(export_marian(model, subwords, tmp_path, positions=32))
+    theirs = load(export_translator(model, subwords, tmp_path, positions=32))
     sources = [
         [*torch.randint(3, WORDS, (n,)).tolist(), END] for n in (1, 2, 3, 4, 5, 6) for _ in range(3)
     ]
@@ -148,7 +147,7 @@ def test_translations_are_the_same(subwords, norm, tmp_path):
 
 
 def test_tokenizer_is_the_same(subwords, tmp_path):
-    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
     lines = ["der Hund schläft", "", "<end> is a word <pad>", "Grüße, 世界 🎉", " two  spaces "]
     for kind in (transformers.PreTrainedTokenizerFast, transformers.AutoTokenizer):
         theirs = kind.from_pretrained(tmp_path)
@@ -161,7 +160,9 @@ def test_tokenizer_is_the_same(subwords, tmp_path):
 
 def test_search_of_the_copy_has_its_options_and_writes_no_special_ids(subwords, tmp_path):
     model = make(subwords, DeepResidual)
-    folder = export_marian(model, subwords, tmp_path, positions=16, beam_size=2, length_penalty=1.5)
+    folder = export_translator(
+        model, subwords, tmp_path, positions=16, beam_size=2, length_penalty=1.5
+    )
     theirs = load(folder)
     search = theirs.generation_config
     assert (search.num_beams, search.length_penalty, search.max_length) == (2, 1.5, 16)
@@ -182,14 +183,14 @@ def test_search_of_the_copy_has_its_options_and_writes_no_special_ids(subwords, 
     ],
 )
 def test_models_that_cannot_be_exported_raise(subwords, layer, norm, shared, error, tmp_path):
-    with pytest.raises(error, match="export_marian"):
-        export_marian(make(subwords, layer, norm, shared), subwords, tmp_path / "none")
+    with pytest.raises(error, match="export_translator"):
+        export_translator(make(subwords, layer, norm, shared), subwords, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 def test_older_export_is_replaced(subwords, tmp_path):
-    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=8)
-    export_marian(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=8)
+    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
     assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 16
 
 
@@ -197,7 +198,7 @@ def test_older_export_is_replaced(subwords, tmp_path):
 def test_model_saved_by_transformers_raises_and_stays_as_it_is(subwords, tmp_path, tuned):
     """Its files have the names of an export's; saved from one, ``tuned``, also what marks it."""
     model, folder = make(subwords, TiedSoftmax), tmp_path / "theirs"
-    export_marian(model, subwords, tmp_path / "ours")
+    export_translator(model, subwords, tmp_path / "ours")
     saved = load(tmp_path / "ours")
     if not tuned:
         del saved.config.exported_by
@@ -207,7 +208,7 @@ def test_model_saved_by_transformers_raises_and_stays_as_it_is(subwords, tmp_pat
     assert {path.name for path in before} <= FILES
     assert (b"exported_by" in before[folder / "config.json"]) == tuned
     with pytest.raises(DataError, match="theirs: has files that drill has not exported"):
-        export_marian(model, subwords, folder)
+        export_translator(model, subwords, folder)
     assert contents(folder) == before
 
 
@@ -225,7 +226,7 @@ def test_model_saved_by_transformers_raises_and_stays_as_it_is(subwords, tmp_pat
 def test_folder_with_other_files_raises_and_stays_as_it_is(subwords, tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match="has files that drill has not exported"):
-        export_marian(make(subwords, TiedSoftmax), subwords, tmp_path)
+        export_translator(make(subwords, TiedSoftmax), subwords, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == content
 
@@ -233,7 +234,7 @@ def test_folder_with_other_files_raises_and_stays_as_it_is(subwords, tmp_path, n
 @pytest.mark.parametrize("end", [0, 2, 4])
 def test_killed_export_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch, end):
     model = make(subwords, TiedSoftmax)
-    export_marian(model, subwords, tmp_path, positions=8)
+    export_translator(model, subwords, tmp_path, positions=8)
     written = []
 
     def killed(path, content):
@@ -242,10 +243,10 @@ def test_killed_export_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch
         written.append(path.name)
         atomic_write(path, content)
 
-    monkeypatch.setattr(sys.modules["drill.translation.export_marian"], "atomic_write", killed)
+    monkeypatch.setattr("drill.translation.export.atomic_write", killed)
     monkeypatch.setattr("drill.data.subwords.atomic_write", killed)
     with pytest.raises(KeyboardInterrupt):
-        export_marian(model, subwords, tmp_path, positions=16)
+        export_translator(model, subwords, tmp_path, positions=16)
     assert not (tmp_path / "model.safetensors").exists()
     assert json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"] is not None
 
@@ -254,7 +255,7 @@ def test_other_subwords_and_a_file_in_the_way_raise(subwords, tmp_path):
     model = make(subwords, TiedSoftmax)
     other = Subwords.train(["a"], size=259)
     with pytest.raises(DataError, match="259 subwords"):
-        export_marian(model, other, tmp_path)
+        export_translator(model, other, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
-        export_marian(model, subwords, tmp_path / "file")
+        export_translator(model, subwords, tmp_path / "file")
