@@ -53,7 +53,9 @@ def test_a_study_that_its_budget_ended_says_so(run_cli, tmp_path):
 def test_the_ledger_next_to_the_folder_of_the_plan_is_found(run_cli, tmp_path):
     plan = tmp_path / "studies" / "plan.toml"
     plan.parent.mkdir()
-    plan.write_text(PLAN.replace('"tiny"', '"elsewhere"').replace("tiny.toml", "ptb-tied"))
+    plan.write_text(
+        PLAN.replace('name = "tiny"', 'ledger = "elsewhere"').replace("tiny.toml", "ptb-tied")
+    )
     code, _, err = run_cli("study", str(plan), "--status")
     assert (code, err) == (0, "results/elsewhere.jsonl: no results yet\n")
     ledger = tmp_path / "results" / "elsewhere.jsonl"

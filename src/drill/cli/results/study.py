@@ -60,7 +60,7 @@ def study(
     wanted = read_plan(plan)
     if row:
         wanted = wanted.only(row)
-    results = ledger or default_ledger(plan, wanted.name)
+    results = ledger or default_ledger(plan, wanted.ledger)
     if (report or status) and not results.exists():
         note(f"{results}: no results yet")
     if report:
@@ -90,8 +90,8 @@ def study(
         note(f"ended by --minutes {minutes:g}; the same command runs the other jobs")
 
 
-def default_ledger(plan: Path, name: str) -> Path:
-    """results/NAME.jsonl in this folder; else an existing one next to the plan or its folder."""
-    here = Path("results", f"{name}.jsonl")
+def default_ledger(plan: Path, ledger: str) -> Path:
+    """results/LEDGER.jsonl in this folder; else an existing one next to the plan or its folder."""
+    here = Path("results", f"{ledger}.jsonl")
     near = [parent / here for parent in plan.resolve().parents[:2]]
     return next((path for path in (here, *near) if path.exists()), here)

@@ -1,6 +1,6 @@
 """The plan of a study: rows of settings, each with seeds and stages, read from a TOML file.
 
-name = "ptb-recipe"
+name = "ptb-layers"
 seeds = [1, 2, 3]
 stages = ["train", "finetune"]
 set = ["training.max_minutes=4"]  # for every row
@@ -99,6 +99,7 @@ class Job:
 @dataclass(frozen=True)
 class Plan:
     name: str
+    ledger: str  # a file of results/ without .jsonl; plans may share one
     rows: tuple[PlanRow, ...]
     baseline: str | None = None
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -160,7 +161,7 @@ class _Options:
     bleu: Sequence[str] = ()
 
 
-PLAN_KEYS = ("name", "baseline", "options", "row")
+PLAN_KEYS = ("name", "ledger", "baseline", "options", "row")
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -188,8 +189,9 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     if "recipe" in shared:
         raise SettingsError("recipe: belongs into a [[row]]")
     name, options = tables.get("name", name), tables.get("options", {})
-    if not isinstance(name, str) or not isinstance(options, dict):
-        raise SettingsError("name must be a string and options a table")
+    ledger = tables.get("ledger", name)
+    if not isinstance(name, str) or not isinstance(ledger, str) or not isinstance(options, dict):
+        raise SettingsError("name and ledger must be strings, and options a table")
     with_defaults("plan", {"name": "-", "recipe": "-", **shared}, PlanRow)
     rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
     names = [row.name for row in rows]
@@ -201,7 +203,7 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     baseline = tables.get("baseline")
     if baseline is not None and baseline not in names:
         raise SettingsError(f"baseline: no row is named {baseline!r}; rows are {names}")
-    return Plan(name, rows, baseline, with_defaults("options", options, _Options))
+    return Plan(name, ledger, rows, baseline, with_defaults("options", options, _Options))
 
 
 def _row(where: str, shared: dict[str, Any], table: dict[str, Any]) -> PlanRow:
