@@ -97,14 +97,14 @@ class Settings:
 
 
 def recipe(name: str, changes: str | Sequence[str] = ()) -> Settings:
-    """The settings of a recipe.
+    """The settings of a recipe, checked.
 
     Args:
         name: a name that `drill recipes` lists, or a TOML file.
         changes: ``table.key=value`` texts, such as ``layer.depth=2``; or one of them.
 
     Returns:
-        Checked ``Settings``, for ``drill.train``.
+        ``Settings``, for ``drill.train``.
     """
     label = Path(name).stem if name.endswith(".toml") else name
     changes = [changes] if isinstance(changes, str) else changes

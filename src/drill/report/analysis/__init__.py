@@ -1,1 +1,1 @@
-"""Results by word frequency."""
+"""What trained models do: comparisons of runs, rare words, label vectors, rank."""
