@@ -135,9 +135,8 @@ def with_name(where: str, table: Table, choices: Mapping[str, Any], default: str
     """``table`` with the name of its kind first; one of ``choices``."""
     name = table.get(NAME, default)
     if not isinstance(name, str) or name not in choices:
-        raise SettingsError(
-            f"{where}.{NAME}: there is no {name!r}{nearest(str(name), list(choices))}"
-        )
+        near = nearest(str(name), list(choices))
+        raise SettingsError(f"there is no {name!r}{near}", key=f"{where}.{NAME}")
     return {NAME: name, **{key: value for key, value in table.items() if key != NAME}}
 
 

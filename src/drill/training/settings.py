@@ -122,7 +122,7 @@ def resolve_settings(tables: Mapping[str, Any]) -> Settings:
     """Check every key and every value's kind, and fill in what is left out."""
     task = tables.get(TASK, LANGUAGE_MODEL)
     if not isinstance(task, str) or task not in TASKS:
-        raise SettingsError(f"{TASK}: there is no {task!r}{nearest(str(task), list(TASKS))}")
+        raise SettingsError(f"there is no {task!r}{nearest(str(task), list(TASKS))}", key=TASK)
     checks = TASKS[task]
     for key, value in tables.items():
         if key in checks and not isinstance(value, dict):
@@ -132,7 +132,7 @@ def resolve_settings(tables: Mapping[str, Any]) -> Settings:
             inside = [] if isinstance(value, dict) else _meant(key, tables, checks)
             mean = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, [*checks])
             mean = f"; it is now {RENAMED[key]}" if key in RENAMED else mean
-            raise SettingsError(f"{key}: unknown table{mean}")
+            raise SettingsError(f"unknown table{mean}", key=key)
     for key, meaning in (
         ("recipe", "the name of these settings"),
         (INIT_FROM, "the folder of a run"),
