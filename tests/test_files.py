@@ -23,13 +23,18 @@ from tests.helpers.files import disk_full
 
 
 @pytest.mark.parametrize(
-    ("raw", "line"),
-    [(b"text\n\0\0", 2), (b"\xef\xbb\xbfcaf\xe9\nau lait\n", 1), ("a\nb\n".encode("utf-16"), 1)],
+    ("raw", "fault", "hint"),
+    [
+        (b"text\n\0\0", "line 2 has a NUL byte", "save it as UTF-8"),
+        (b"\xef\xbb\xbfcaf\xe9\nau lait\n", "line 1 is not UTF-8", "iconv -f latin1"),
+        ("a\nb\n".encode("utf-16"), "line 1 is not UTF-8", "iconv -f utf-16"),
+        ("a\nb\n".encode("utf-16-le"), "line 1 has a NUL byte", "save it as UTF-8"),
+    ],
 )
-def test_what_is_not_utf8_is_named(tmp_path, raw, line):
+def test_what_is_not_utf8_is_named(tmp_path, raw, fault, hint):
     path = tmp_path / "train.txt"
     path.write_bytes(raw)
-    with pytest.raises(DataError, match=f"{path}: line {line} is not UTF-8"):
+    with pytest.raises(DataError, match=f"{path}: {fault}.*{hint}"):
         read_text(path)
 
 

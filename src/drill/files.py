@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from drill.errors import DataError, DrillError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what a user may have of it
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
 NOT_REGULAR = "not a regular file"
@@ -66,11 +67,14 @@ def decode_text(raw: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         wrong = error.start
     if wrong >= 0:
-        line = raw.count(b"\n", 0, wrong) + 1
-        raise DataError(
-            f"{name}: line {line} is not UTF-8 text (byte {raw[wrong]:#04x}); convert the file, "
-            "for example with iconv -f latin1 -t utf-8"
-        )
+        line, byte = raw.count(b"\n", 0, wrong) + 1, raw[wrong]
+        fault = f"is not UTF-8 text (byte {byte:#04x})" if byte else "has a NUL byte"
+        fix = "convert the file, for example with iconv -f latin1 -t utf-8"
+        if raw.startswith(UTF_16):
+            fix = "convert the file with iconv -f utf-16 -t utf-8"
+        elif byte == 0:
+            fix = "name a text file, and save it as UTF-8"
+        raise DataError(f"{name}: line {line} {fault}; {fix}")
     return text.replace("\r\n", "\n")
 
 
