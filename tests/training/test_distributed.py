@@ -167,7 +167,7 @@ import torch
 from drill.training.distributed import init_distributed
 folder = Path(sys.argv[1])
 (folder / os.environ["RANK"]).touch()
-while len(list(folder.iterdir())) < 2:  # what is loaded counts for nobody's patience
+while len(list(folder.iterdir())) < 2:  # until both have imported torch
     time.sleep(0.05)
 with init_distributed(torch.device("cpu"), timeout=4.0) as mine:
     if mine.is_main:
@@ -238,10 +238,8 @@ def test_the_documented_command_survives_a_worker_that_is_killed(tmp_path):
     command = words.replace("ptb-drill-4", "small.toml --device cpu").split()
     assert command[-6:] == ["-m", "drill", "train", "small.toml", "--device", "cpu"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with subprocess.Popen(
-        [*launcher, *command[1:]], cwd=tmp_path, env=environment, **PIPES
-    ) as process:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen([*launcher, *command[1:]], cwd=tmp_path, env=env, **PIPES) as process:
         folder = RunFolder(tmp_path / "runs" / "small")
         deadline = time.monotonic() + 120
         while not folder.last.exists() and process.poll() is None:
