@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from drill.data import Segment, SequenceLengths, Vocabulary
 from drill.language_modeling import build
-from drill.language_modeling.step import LanguageModelState, RecordedSteps, Steps
+from drill.language_modeling.step import CapturedSteps, LanguageModelState, Steps
 from drill.training.settings import Settings, build_optimizer, recipe
 
 BASE = "plain nn.LSTM + F.cross_entropy"
@@ -124,7 +124,7 @@ def plain_step(
     return step
 
 
-def our_step(steps: Steps | RecordedSteps, data: Tensor, bptt: int) -> Step:
+def our_step(steps: Steps | CapturedSteps, data: Tensor, bptt: int) -> Step:
     """A step of `drill train` over all rows of ``data``."""
     state = LanguageModelState(
         epochs=1,
@@ -176,7 +176,7 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
             optimizer.setup(model.named_parameters())
             bptt = chosen.training["bptt"]
             half = torch.bfloat16 if setting.matmul_dtype == torch.bfloat16 else None
-            kind, options = RecordedSteps if replay else Steps, {**weights, "check": False}
+            kind, options = CapturedSteps if replay else Steps, {**weights, "check": False}
             steps = kind(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
             return our_step(steps, ids, bptt)
 

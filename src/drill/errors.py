@@ -27,7 +27,7 @@ class DrillError(Exception):
 
 
 class CaptureError(DrillError, RuntimeError):
-    """Work that cannot be recorded as a CUDA graph."""
+    """Work that cannot be captured as a CUDA graph."""
 
 
 class CheckpointError(DrillError, RuntimeError):

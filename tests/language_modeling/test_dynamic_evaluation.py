@@ -23,7 +23,7 @@ from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.layers import TiedSoftmax
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel, PastDecode
-from drill.training.cuda_graphs import GraphRecorder
+from drill.training.cuda_graphs import GraphCapture
 from tests.language_modeling.models import bits, every_layer, language_model, measured, text
 from tests.layers.table import one_of_each_layer
 
@@ -262,8 +262,8 @@ def test_replays_increment_the_versions_of_parameters(monkeypatch):
     parameters = list(model.parameters())
     data = torch.tensor(ids.astype(int))[:, None]
     read = GradientReader(model, parameters, data, lambda nll, grads, length: None)
-    read.graphs = GraphRecorder(data.device, instead="")
-    monkeypatch.setattr(read.graphs, "record", lambda work: lambda: None)
+    read.graphs = GraphCapture(data.device, instead="")
+    monkeypatch.setattr(read.graphs, "capture", lambda work: lambda: None)
     for count in (0, 1, 2):
         before = [p._version for p in parameters]
         read(Segment(0, 5, 5))

@@ -10,7 +10,7 @@ from drill.data import Segment, SequenceLengths, training_segments
 from drill.kernels.lstm.lstm import LARGEST_PERSISTENT_BATCH, choose
 from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import overlap
-from drill.language_modeling.step import LanguageModelState, RecordedSteps, Steps, capture_blocker
+from drill.language_modeling.step import CapturedSteps, LanguageModelState, Steps, capture_blocker
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,
@@ -22,7 +22,7 @@ from drill.layers import (
 )
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel, PastDecode
-from drill.training.cuda_graphs import GraphRecorder
+from drill.training.cuda_graphs import GraphCapture
 from drill.training.distributed import World
 from drill.training.loop import AsyncLoss
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
@@ -74,7 +74,7 @@ def new_state(device="cpu"):
     return LanguageModelState(epochs=1, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
 
 
-def prepared(optimizer, kind=RecordedSteps, *, trained=None, batch=BATCH, **settings):
+def prepared(optimizer, kind=CapturedSteps, *, trained=None, batch=BATCH, **settings):
     """Steps of a new model, and its state."""
     trained = model() if trained is None else trained
     device = next(trained.parameters()).device
@@ -104,7 +104,7 @@ def run(kind, optimizer, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
 
 def assert_replays_equal_launches(optimizer, **given):
     ours, theirs = optimizer(), optimizer()
-    state, losses, step = run(RecordedSteps, ours, **given)
+    state, losses, step = run(CapturedSteps, ours, **given)
     plain, wanted, launched = run(Steps, theirs, **given)
     assert losses == wanted
     mine, numbers = split_tensors(ours.state_dict())
@@ -133,7 +133,7 @@ def test_replays_with_all_regularisers_equal_launches(layer, options):
 
 
 @pytest.mark.parametrize("optimizer", [late_sgd, late_adamw])
-def test_steps_are_recorded_again_when_averaging_starts(optimizer):
+def test_steps_are_captured_again_when_averaging_starts(optimizer):
     step, state = prepared(optimizer())
     for _ in range(3):
         step(state, Segment(0, 5, 5), 0.4)
@@ -163,22 +163,22 @@ def test_overlap_scope_knows_all_parameters_for_the_whole_step():
     assert overlap._scope.get() is None
 
 
-def test_length_is_launched_once_and_recorded_at_its_second_segment():
-    recorded = []
+def test_length_is_launched_once_and_captured_at_its_second_segment():
+    captured = []
 
-    class Recorder(GraphRecorder):
-        def record(self, work):
-            recorded.append(work)
+    class Counted(GraphCapture):
+        def capture(self, work):
+            captured.append(work)
             return work
 
     step, state = prepared(Sgd())
-    step.graphs = Recorder(CPU, instead="do without")
+    step.graphs = Counted(CPU, instead="do without")
     for count, length in ((0, 5), (0, 7), (1, 5), (1, 5), (2, 7)):
         step(state, Segment(0, length, length), 0.0)
-        assert len(recorded) == count
+        assert len(captured) == count
 
 
-def test_averaging_and_longer_segments_are_recorded_again():
+def test_averaging_and_longer_segments_are_captured_again():
     step, state = prepared(NtAsgd(patience=0))
     for _ in range(3):
         step(state, Segment(0, 5, 5), 0.0)
@@ -222,7 +222,7 @@ def with_unused(embedding):
 def test_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypatch, caplog):
     monkeypatch.setattr(sgd_step, "unsupported_reason", lambda tensors: None)  # as on a GPU
     with caplog.at_level("INFO", logger="drill"):
-        _, losses, step = run(RecordedSteps, Asgd(), layer=with_unused)
+        _, losses, step = run(CapturedSteps, Asgd(), layer=with_unused)
     assert step.blocker == "layer.unused has no gradient"
     assert sum(step.blocker in message for message in caplog.messages) == 1
     assert not step.cache.replays
@@ -232,10 +232,10 @@ def test_parameter_without_a_gradient_is_named_and_steps_are_launched(monkeypatc
 
 
 def test_replay_increments_the_versions_of_what_it_changes():
-    class Silent(GraphRecorder):
+    class Silent(GraphCapture):
         """Replays of which torch sees nothing, as of CUDA's."""
 
-        def record(self, work):
+        def capture(self, work):
             return lambda: None
 
     step, state = prepared(Asgd())
@@ -302,7 +302,7 @@ def test_async_loss_of_a_gpu_does_not_wait():
 def test_replays_of_a_large_batch_equal_launches_of_the_stepwise_lstm():
     """There the LSTMs are a product and a kernel per step, inside the same graph."""
     results = []
-    for kind in (RecordedSteps, Steps):
+    for kind in (CapturedSteps, Steps):
         trained = model("cuda", dropout=0.5)
         step, state = prepared(
             Sgd(), kind, trained=trained, batch=LARGEST_PERSISTENT_BATCH + 1,
@@ -323,7 +323,7 @@ def test_replays_of_a_large_batch_equal_launches_of_the_stepwise_lstm():
 def test_replays_do_not_wait_for_the_device(optimizer):
     step, state = prepared(optimizer(), trained=model("cuda"), autocast=torch.bfloat16)
     lengths = (5, 6, 7)
-    for length in lengths * 2:  # launched, then recorded
+    for length in lengths * 2:  # launched, then captured
         step(state, Segment(0, length, length), 0.5)
     with no_gpu_sync():
         for length in lengths * 3:

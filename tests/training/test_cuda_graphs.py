@@ -1,4 +1,4 @@
-"""CUDA graphs: gradients by replays are those of backward(); work that cannot be recorded."""
+"""CUDA graphs: gradients by replays are those of backward(); work that cannot be captured."""
 
 from contextlib import nullcontext
 from unittest.mock import Mock
@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.errors import CaptureError
 from drill.kernels.runtime import overlap
-from drill.training.cuda_graphs import CapturedGradients, GraphRecorder
+from drill.training.cuda_graphs import CapturedGradients, GraphCapture
 from tests.helpers.devices import cpu_and_cuda
 from tests.helpers.translators import small_translator
 
@@ -253,11 +253,11 @@ def test_graphs_are_captured_again_after_a_change(device, change):
         assert found[0].any()
 
 
-# -- recording ------------------------------------------------------------------------------------
+# -- capturing ------------------------------------------------------------------------------------
 
 
 class FakeGraph:
-    """Of a device whose recording is broken by an error inside it."""
+    """Of a device whose capture is broken by an error inside it."""
 
     def capture_begin(self, **_): ...
 
@@ -271,7 +271,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Mock(torch.cuda.Stream))
-    made = GraphRecorder(torch.device("cpu"), instead="set training.cuda_graphs=false")
+    made = GraphCapture(torch.device("cpu"), instead="set training.cuda_graphs=false")
     made._stream = object()
     return made
 
@@ -286,37 +286,37 @@ def failing(error):
 def test_work_that_waits_is_refused_in_one_sentence(graphs):
     error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile")
     with pytest.raises(CaptureError) as caught:
-        graphs.record(failing(error))
+        graphs.capture(failing(error))
     assert str(caught.value).endswith("is capturing); set training.cuda_graphs=false")
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), ValueError("wrong"), KeyError()])
-def test_what_is_no_fault_of_recording_is_handed_on(graphs, error):
+def test_what_is_no_fault_of_capturing_is_handed_on(graphs, error):
     with pytest.raises(type(error)) as caught:
-        graphs.record(failing(error))
+        graphs.capture(failing(error))
     assert caught.value is error
 
 
 @pytest.mark.gpu
 def test_after_a_refusal_the_device_goes_on():
     device = torch.device("cuda")
-    graphs = GraphRecorder(device, instead="do without")
+    graphs = GraphCapture(device, instead="do without")
     x = torch.ones(3, device=device)
     graphs.warm_up(lambda: x.add_(1))
     with pytest.raises(CaptureError, match="do without"):
-        graphs.record(lambda: x.add_(x.sum().item()))
-    replay = graphs.record(lambda: x.add_(1))
+        graphs.capture(lambda: x.add_(x.sum().item()))
+    replay = graphs.capture(lambda: x.add_(1))
     replay()
     assert x.tolist() == [3.0, 3.0, 3.0]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_replay_right_after_a_recording_has_random_numbers_of_its_own(monkeypatch, fails):
-    """A recording sets them back on its own stream, which may be late: here by some 50 ms."""
-    graphs = GraphRecorder(torch.device("cuda", 0), instead="do without")
+def test_a_replay_right_after_a_capture_has_random_numbers_of_its_own(monkeypatch, fails):
+    """A capture sets them back on its own stream, which may be late: here by some 50 ms."""
+    graphs = GraphCapture(torch.device("cuda", 0), instead="do without")
     drawn = torch.empty(4, device="cuda")
 
     def work():
@@ -333,14 +333,14 @@ def test_a_replay_right_after_a_recording_has_random_numbers_of_its_own(monkeypa
     wanted = drawn.tolist()
     torch.manual_seed(1)
     graphs.warm_up(work)
-    replay = graphs.record(work)
+    replay = graphs.capture(work)
     replay()
     waits = torch.cuda.synchronize
     monkeypatch.setattr(torch.cuda, "synchronize", late)
     if fails:
         with pytest.raises(CaptureError):
-            graphs.record(lambda: drawn.add_(drawn.sum().item()))
+            graphs.capture(lambda: drawn.add_(drawn.sum().item()))
     else:
-        replay = graphs.record(work)
+        replay = graphs.capture(work)
     replay()
     assert drawn.tolist() == wanted

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drill.errors import CheckpointError, RunFolderError
-from drill.training.cuda_graphs import GraphRecorder
+from drill.training.cuda_graphs import GraphCapture
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
@@ -102,13 +102,13 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, task, optimizer, layer, st
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd", "adamw", "late sgd", "late adamw"])
 def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, optimizer, precision, monkeypatch):
-    replays, record = [], GraphRecorder.record
+    replays, capture = [], GraphCapture.capture
 
     def counted(graphs, work):
         replays.append(work)
-        return record(graphs, work)
+        return capture(graphs, work)
 
-    monkeypatch.setattr(GraphRecorder, "record", counted)
+    monkeypatch.setattr(GraphCapture, "capture", counted)
     layer, options = "deep-residual", {"epochs": 4, "precision": precision, "device": "cuda"}
     small_run(tmp_path / "whole", layer, optimizer, **options)
     assert replays

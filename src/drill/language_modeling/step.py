@@ -20,7 +20,7 @@ from drill.kernels.runtime.overlap import overlap_scope
 from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.models.encoder import State, map_state
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import GraphCache, GraphRecorder, cuda_graphs_blocker
+from drill.training.cuda_graphs import GraphCache, GraphCapture, cuda_graphs_blocker
 from drill.training.distributed import World
 from drill.training.loop import TRAINING_LOG
 from drill.training.optim import ScheduledOptimizer
@@ -144,11 +144,11 @@ class Steps:
         return nll, map_state(lambda *parts: torch.cat(parts, dim=1), *states)
 
 
-class RecordedSteps(Steps):
+class CapturedSteps(Steps):
     """The same steps as CUDA graphs: the first of a segment length is launched, others replayed.
 
     Once the optimizer reports that its step cannot be replayed, all are launched. Graphs are
-    recorded again when modes of modules or addresses of parameters have changed.
+    captured again when modes of modules or addresses of parameters have changed.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class RecordedSteps(Steps):
     ) -> None:
         super().__init__(trained, data, optimizer, **settings)
         self.model = trained
-        self.graphs = GraphRecorder(data.device, instead="set training.cuda_graphs=false")
+        self.graphs = GraphCapture(data.device, instead="set training.cuda_graphs=false")
         self.ids = data.new_empty((0, data.shape[1]))  # (longest + 1, B)
         self.hidden: State | None = None
         self.parameters = list(trained.parameters())
@@ -183,7 +183,7 @@ class RecordedSteps(Steps):
             return
         self.optimizer.prepare_step(segment.sampled_length, self.bptt, progress)
         if new:
-            replays[length] = self.graphs.record(
+            replays[length] = self.graphs.capture(
                 lambda: self._work(state, length, self.optimizer.apply_step)
             )
         replays[length]()

@@ -24,7 +24,7 @@ from drill.language_modeling.evaluation.perplexity import (
     evaluate_tokens,
     predicted_bytes,
 )
-from drill.language_modeling.step import LanguageModelState, RecordedSteps, Steps, capture_blocker
+from drill.language_modeling.step import CapturedSteps, LanguageModelState, Steps, capture_blocker
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.distributed import World, data_parallel, shard, unsharded
@@ -123,7 +123,7 @@ class LanguageModelTask(Task):
 
     def _prepare_steps(self) -> None:
         options = self.options
-        kind: type[Steps] = Steps if self._capture_blocker() else RecordedSteps
+        kind: type[Steps] = Steps if self._capture_blocker() else CapturedSteps
         self._step = kind(
             data_parallel(self.model, self.world),
             self.data,

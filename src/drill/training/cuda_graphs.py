@@ -1,7 +1,7 @@
-"""CUDA graphs: GraphRecorder records work, GraphCache by shape, CapturedGradients for training.
+"""CUDA graphs: a small or deep model launches thousands of kernels a step, a graph is one launch.
 
-A small or deep model launches thousands of kernels a step, and a slow host needs longer to launch
-them than the device to run them. A graph is one launch.
+A slow host needs longer to launch kernels than the device to run them. GraphCapture captures work,
+GraphCache knows which shapes have a graph, CapturedGradients is for training.
 """
 
 import gc
@@ -40,10 +40,10 @@ def cuda_graphs_blocker(cuda_graphs: bool, device: torch.device, world_size: int
     return "several processes sum their gradients" if world_size > 1 else None
 
 
-class GraphRecorder:
-    """Records work that changes tensors in place, at fixed addresses, and reads none back.
+class GraphCapture:
+    """Captures work that changes tensors in place, at fixed addresses, and reads none back.
 
-    All graphs of one recorder share their memory, so only one runs at a time, and what must
+    All graphs of one instance share their memory, so only one runs at a time, and what must
     outlive a replay is copied to a tensor from outside. On a CPU work runs without a graph.
 
     Args:
@@ -56,7 +56,7 @@ class GraphRecorder:
         self._last: torch.cuda.CUDAGraph | None = None
 
     def warm_up(self, work: Callable[[], Result]) -> Result:
-        """Run the work on the recording stream: it loads kernels, which a recording must not."""
+        """Run the work on the capturing stream: it loads kernels, which a capture must not."""
         if self._stream is None:
             return work()
         current = torch.cuda.current_stream(self.device)
@@ -66,18 +66,18 @@ class GraphRecorder:
         current.wait_stream(self._stream)
         return done
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record the work, without running it; returns what replays it."""
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Capture the work, without running it; returns what replays it."""
         if self._stream is None:
             return work
         graph = torch.cuda.CUDAGraph()
         pool = None if self._last is None else self._last.pool()
         torch.cuda.synchronize(self.device)
-        # Memory that two streams of the last recording used is freed by the next allocation outside
-        # a recording; without it this recording would allocate as much again.
+        # Memory that two streams of the last capture used is freed by the next allocation outside
+        # a capture; without it this capture would allocate as much again.
         torch.empty(1, device=self.device)
         collecting = gc.isenabled()
-        gc.disable()  # it may free another graph, which a recording does not allow
+        gc.disable()  # it may free another graph, which a capture does not allow
         try:
             # Not torch.cuda.graph(): it empties torch's memory cache first.
             with torch.cuda.stream(self._stream):
@@ -94,22 +94,22 @@ class GraphRecorder:
             raise
         except RuntimeError as error:
             raise CaptureError(
-                "this work cannot be recorded as a CUDA graph "
+                "this work cannot be captured as a CUDA graph "
                 f"({str(error).splitlines()[0]}); {self.instead}"
             ) from error
         finally:
             if collecting:
                 gc.enable()
-            # A recording first writes the state of random numbers for replays, on its own stream:
+            # A capture first writes the state of random numbers for replays, on its own stream:
             # a replay on another stream must wait, or its numbers may be overwritten.
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._last = graph  # only now may the one before be freed: they share memory
         return graph.replay
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a recording.
+        """End a capture.
 
-        After one that fails torch draws no random numbers until another recording has ended.
+        After one that fails torch draws no random numbers until another capture has ended.
         """
         try:
             graph.capture_end()
@@ -125,7 +125,7 @@ class GraphRecorder:
 class GraphCache(Generic[Replay]):
     """Which shapes of a model's work have a graph, and which get one.
 
-    A shape runs without a graph the first time, which loads its kernels, and is recorded the second
+    A shape runs without a graph the first time, which loads its kernels, and is captured the second
     time. Graphs are dropped when what they depend on has changed.
 
     Args:
@@ -138,31 +138,31 @@ class GraphCache(Generic[Replay]):
         self.when_full = when_full
         self.replays: dict[Hashable, Replay] = {}
         self.seen: dict[Hashable, None] = {}  # once, without a graph; the oldest first
-        self._granted: Hashable = None
-        self._phase: object = None
+        self._modes_and_addresses: Hashable = None
+        self._depends_on: object = None
         self._warned = False
 
-    def drop_if_stale(self, phase: object = None) -> None:
-        """Drop graphs if the model's modes, its parameters or ``phase`` have changed."""
+    def drop_if_stale(self, depends_on: object = None) -> None:
+        """Drop graphs if the model's modes or parameters have changed or ``depends_on`` is new."""
         # With other modes or addresses a replay would use old values or read freed memory.
-        granted = (
+        modes_and_addresses = (
             tuple(module.training for module in self.modules),
             tuple((each.data_ptr(), each.requires_grad) for each in self.parameters),
         )
-        if granted != self._granted:
+        if modes_and_addresses != self._modes_and_addresses:
             self.replays.clear()
             self.seen.clear()  # other modes may need other kernels, to be loaded first
-        elif phase is not self._phase:
+        elif depends_on is not self._depends_on:
             self.forget()
-        self._granted, self._phase = granted, phase
+        self._modes_and_addresses, self._depends_on = modes_and_addresses, depends_on
 
     def forget(self) -> None:
-        """Record all shapes again when they come."""
+        """Capture all shapes again when they come."""
         self.seen |= dict.fromkeys(self.replays)
         self.replays.clear()
 
     def admit(self, shape: Hashable) -> bool:
-        """Whether to record a shape without a graph now, which the caller must then do.
+        """Whether to capture a shape without a graph now, which the caller must then do.
 
         The first time it is only noted as seen; later it is admitted unless the cache is full.
         """
@@ -220,24 +220,25 @@ class CapturedGradients:
         self.parameters = list(model.parameters())
         self._gradients: dict[nn.Parameter, Tensor] = {}  # at the addresses that graphs know
         self.cache: GraphCache[_Replay] = GraphCache(model, WHEN_FULL)
-        self._graphs: GraphRecorder | None = None
+        self._graphs: GraphCapture | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The loss of these inputs, without a graph of its own."""
         if self._graphs is None:
             instead = "set training.cuda_graphs=false, or call loss(...).backward() itself"
-            self._graphs = GraphRecorder(inputs[0].device, instead=instead)
+            self._graphs = GraphCapture(inputs[0].device, instead=instead)
         self.cache.drop_if_stale()
-        gone = self._attach()
-        fresh = bool(gone) and len(gone) == sum(each.requires_grad for each in self._gradients)
+        to_zero = self._attach()
+        known = sum(each.requires_grad for each in self._gradients)
+        fresh = known > 0 and len(to_zero) == known
         device = inputs[0].device
-        half = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
-        key = fresh, half, *((each.shape, each.dtype) for each in inputs)
+        dtype = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
+        key = fresh, dtype, *((each.shape, each.dtype) for each in inputs)
         replay = self.cache.replays.get(key)
-        if gone and (replay is None or not fresh):
-            torch._foreach_zero_(gone)
+        if to_zero and (replay is None or not fresh):
+            torch._foreach_zero_(to_zero)
         if replay is None and self.cache.admit(key):
-            replay = self.cache.replays[key] = self._recorded(self._graphs, inputs, fresh)
+            replay = self.cache.replays[key] = self._captured(self._graphs, inputs, fresh)
         if replay is None:
             value = self._graphs.warm_up(lambda: self._run(inputs))
             self._attach()  # those made by this batch
@@ -254,31 +255,29 @@ class CapturedGradients:
 
     def _attach(self) -> list[Tensor]:
         """Put every gradient at its address; returns those that were None and are to be zeroed."""
-        gone = []
+        to_zero = []
         for parameter in self.parameters:
             if not parameter.requires_grad:
                 continue
             own = self._gradients.get(parameter)
             if parameter.grad is None and own is not None:
-                gone.append(own)
+                to_zero.append(own)
                 parameter.grad = own
             elif parameter.grad is not None and own is None:
                 self._gradients[parameter] = parameter.grad
             elif parameter.grad is not None and own is not None and parameter.grad is not own:
                 own.copy_(parameter.grad)
                 parameter.grad = own
-        return gone
+        return to_zero
 
-    def _recorded(
-        self, graphs: GraphRecorder, inputs: tuple[Tensor, ...], fresh: bool
-    ) -> "_Replay":
+    def _captured(self, graphs: GraphCapture, inputs: tuple[Tensor, ...], fresh: bool) -> "_Replay":
         own = tuple(each.clone() for each in inputs)
         loss = torch.zeros((), device=inputs[0].device)
 
         def work() -> None:
             loss.copy_(self._run_apart(own, fresh))
 
-        return _Replay(graphs.record(work), own, loss)
+        return _Replay(graphs.capture(work), own, loss)
 
     def _run_apart(self, inputs: tuple[Tensor, ...], fresh: bool) -> Tensor:
         """``_run``, but all gradients are copied to their addresses in one launch.
@@ -290,19 +289,19 @@ class CapturedGradients:
             for parameter in before:
                 parameter.grad = None
             value = self._run(inputs)
-            to, made, left = [], [], []
+            to, made, unused = [], [], []
             for parameter, own in before.items():
                 if own is None:
                     before[parameter] = parameter.grad
                 elif parameter.grad is None:
-                    left.append(own)
+                    unused.append(own)
                 else:
                     to.append(own)
                     made.append(parameter.grad)
             if made:
                 (torch._foreach_copy_ if fresh else torch._foreach_add_)(to, made)
-            if left and fresh:
-                torch._foreach_zero_(left)
+            if unused and fresh:
+                torch._foreach_zero_(unused)
         finally:
             for parameter, own in before.items():
                 parameter.grad = own

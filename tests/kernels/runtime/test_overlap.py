@@ -22,7 +22,7 @@ from drill.kernels.runtime.overlap import (
 from drill.layers import DeepResidual
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import GraphRecorder
+from drill.training.cuda_graphs import GraphCapture
 from drill.training.precision import autocast_to
 from tests.helpers.devices import on_hopper
 
@@ -256,7 +256,7 @@ def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
     model = layer_and_model(locked)
     ids = torch.randint(700, (13, 4), device="cuda")
     parameters, state = list(model.parameters()), model.initial_state(4)
-    graphs = GraphRecorder(ids.device, instead="do without")
+    graphs = GraphCapture(ids.device, instead="do without")
 
     def step():
         with autocast_to(ids.device, torch.bfloat16), overlap_scope(parameters):
@@ -265,7 +265,7 @@ def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
             each.grad = None
 
     def reserved():
-        graphs.record(step)
+        graphs.capture(step)
         return torch.cuda.memory_reserved()
 
     always = torch.is_warn_always_enabled()

@@ -22,7 +22,7 @@ from drill.kernels.lstm.persistent.recurrence import check_stall
 from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify
 from drill.models.encoder import map_state
 from drill.models.language_model import LanguageModel
-from drill.training.cuda_graphs import GraphCache, GraphRecorder
+from drill.training.cuda_graphs import GraphCache, GraphCapture
 from drill.training.precision import current_precision
 
 ABOUT = "drill gradient statistics"  # in the file's metadata
@@ -195,9 +195,9 @@ class GradientReader:
         self.model, self.parameters, self.data, self.use = model, parameters, data, use
         self.state = map_state(Tensor.clone, model.initial_state(data.shape[1]))
         self.ids = data.new_empty((0, data.shape[1]))
-        self.graphs: GraphRecorder | None = None
+        self.graphs: GraphCapture | None = None
         if cuda_graphs and model.layer.static_shapes and data.is_cuda:
-            self.graphs = GraphRecorder(data.device, instead="pass cuda_graphs=False")
+            self.graphs = GraphCapture(data.device, instead="pass cuda_graphs=False")
         when_full = "segments of %d lengths are replayed as CUDA graphs, which is the limit"
         self.cache: GraphCache[Callable[[], None]] = GraphCache(model, when_full)
 
@@ -212,7 +212,7 @@ class GradientReader:
             return
         replay = self.cache.replays.get(length)
         if replay is None and self.cache.admit(length):
-            replay = self.cache.replays[length] = self.graphs.record(lambda: self._read(length))
+            replay = self.cache.replays[length] = self.graphs.capture(lambda: self._read(length))
         if replay is None:
             self.graphs.warm_up(lambda: self._read(length))
             return

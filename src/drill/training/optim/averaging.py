@@ -200,10 +200,10 @@ class WeightAverage:
         self.values = [torch.zeros_like(p) for p in self.params]
         first = self.params[0]
         self._share = torch.ones((), dtype=first.dtype, device=first.device)
-        self.add()  # a recording must not be the first launch of its kernels
+        self.add()  # a capture must not be the first launch of its kernels
 
     def prepare_step(self) -> None:
-        """Count the next iterate and write its share where a recorded ``add`` reads it."""
+        """Count the next iterate and write its share where a captured ``add`` reads it."""
         self.count += 1
         self._share.fill_(self.share())
 

@@ -104,7 +104,7 @@ class ScheduledOptimizer(abc.ABC):
     def prepare(self, progress: float) -> None:
         """Start averaging if it is due at this ``progress`` of the run; may change ``phase``.
 
-        ``prepare_step`` does so too. A recorder calls this first, to see the change in time.
+        ``prepare_step`` does so too. A capture calls this first, to see the change in time.
         """
         late = self.late_average
         if late is not None and not late.begun and late.due(progress):
@@ -127,14 +127,14 @@ class ScheduledOptimizer(abc.ABC):
         for group in optimizer.param_groups:
             own = of_maps if "maps" in group else rate
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(own)  # where a recorded step reads it
+                group["lr"].fill_(own)  # where a captured step reads it
             else:
                 group["lr"] = own
         if self._late is not None:
             self._late.prepare_step()
 
     def apply_step(self) -> None:
-        """The device's part of a step; it can be recorded and replayed after ``prepare_step``."""
+        """The device's part of a step; it can be captured and replayed after ``prepare_step``."""
         optimizer = self._begun()
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.max_grad_norm)
@@ -156,7 +156,7 @@ class ScheduledOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def capture_blocker(self) -> str | None:
-        """Why ``apply_step`` cannot be recorded as a CUDA graph; None if it can."""
+        """Why ``apply_step`` cannot be captured as a CUDA graph; None if it can."""
 
     def replay_blocker(self) -> str | None:
         """Why a step with these gradients cannot be a replay; None if it can."""

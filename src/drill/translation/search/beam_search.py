@@ -16,7 +16,7 @@ from torch import Tensor
 from drill.layers.checks import check_integer
 from drill.models.transformer.transformer import ALIGNED
 from drill.models.translator import Translator
-from drill.training.cuda_graphs import GraphRecorder
+from drill.training.cuda_graphs import GraphCapture
 from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 from drill.translation.search.decoding import (
     Batch,
@@ -79,13 +79,13 @@ def beam_search(
     check_integer("beam_search", "beam_size", beam_size)
     if check_integer("beam_search", "n_best", n_best) > beam_size:
         raise ValueError(f"beam_search: n_best must be at most beam_size {beam_size}, got {n_best}")
-    graphs: GraphRecorder | None = None
+    graphs: GraphCapture | None = None
 
     def search(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
         nonlocal graphs
         device = batch.source.device
         if graphs is None and decoding.replays(device, head):
-            graphs = GraphRecorder(device, instead="search with Decoding(..., graph=False)")
+            graphs = GraphCapture(device, instead="search with Decoding(..., graph=False)")
         return _search(model, head, batch, decoding, beam_size, n_best, length_penalty, graphs)
 
     return searched("beam_search", model, sources, decoding, beam_size, head, progress, search)
@@ -120,7 +120,7 @@ def _search(
     K: int,
     n_best: int,
     alpha: float,
-    graphs: GraphRecorder | None,
+    graphs: GraphCapture | None,
 ) -> dict[int, list[Hypothesis]]:
     device, last = batch.source.device, max(batch.limits)
     most = -(-(last + STEPS_PER_GRAPH) // ALIGNED) * ALIGNED
@@ -163,7 +163,7 @@ def _search(
             length += 1
             moved, replayed = False, None
         else:
-            replayed = replayed or graphs.record(turns)
+            replayed = replayed or graphs.capture(turns)
             replayed()
             length += STEPS_PER_GRAPH
         if length < min(look, last):
