@@ -80,13 +80,8 @@ def _length(each: dict[str, Any]) -> str:
 # -- drill settings -------------------------------------------------------------------------------
 
 
-SCHEDULES = ("constant", "linear", "cosine", "one-cycle")
 RECURRENT = ("awd-lstm", "rhn")
 APPLIES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    "optimizer.warmup": ("optimizer.schedule", SCHEDULES),
-    "optimizer.warmup_steps": ("optimizer.schedule", ("inverse-sqrt",)),
-    "optimizer.hold": ("optimizer.schedule", ("linear", "cosine")),
-    "optimizer.final": ("optimizer.schedule", ("linear", "cosine")),
     "optimizer.ema_decay": ("optimizer.average", ("ema",)),
     "training.random_lengths": ("encoder.name", RECURRENT),
     "training.length_seed": ("encoder.name", RECURRENT),
@@ -95,7 +90,7 @@ APPLIES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "training.fsdp": ("encoder.name", ("hf",)),
     "training.compile": ("encoder.name", ("rhn", "hf", "transformer")),
 }
-"""Settings that have an effect only with some values of another one."""
+"""Settings that have an effect only with some values of another one, besides those of schedules."""
 
 
 LONGEST = 40  # characters of a cell; a longer one, such as a path, moves its own line alone
@@ -149,6 +144,7 @@ def settings_of(recipe: str, changes: Sequence[str]) -> list[Setting]:
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
+    from drill.training.optim.schedules import schedules_with
     from drill.training.schema import settable_arguments
     from drill.training.settings import ENCODER_DEFAULTS, flatten
 
@@ -159,7 +155,8 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
         for key, value in values.items():
             if isinstance(value, dict):  # the wrapped layer, a table of its own
                 continue
-            on, wanted = APPLIES.get(f"{table}.{key}", ("", ()))
+            schedules = ("optimizer.schedule", tuple(schedules_with(key)))
+            on, wanted = APPLIES.get(f"{table}.{key}", schedules)
             if wanted and given.get(on) not in wanted:
                 continue
             if key in arguments:

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.training.optim.optimizer import RunScheduled
-from drill.training.optim.schedules import RESOLUTION, inverse_sqrt, one_cycle, step_of_run
-
-Schedule = Literal["constant", "linear", "cosine", "one-cycle", "inverse-sqrt"]
+from drill.training.optim.schedules import AnySchedule
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,7 +37,7 @@ class AdamW(RunScheduled):
     weight_decay: float = 0.1
     decoupled: bool = True
     max_grad_norm: float | None = 1.0
-    schedule: Schedule = "cosine"
+    schedule: AnySchedule = "cosine"
     warmup: float = 0.05
     warmup_steps: int = 4000
     beta1: float = 0.9
@@ -93,13 +91,3 @@ class AdamW(RunScheduled):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         super().load_state_dict(saved)
         self.steps = saved["steps"]
-
-    def rate(self, progress: float) -> float:
-        if self.schedule == "inverse-sqrt":
-            peak = inverse_sqrt(self.warmup_steps, width=1, warmup=self.warmup_steps)
-            now = inverse_sqrt(max(1, self.steps), width=1, warmup=self.warmup_steps)
-            return self.lr * now / peak
-        if self.schedule == "one-cycle":
-            step = step_of_run(progress)
-            return one_cycle(step, peak=self.lr, total=RESOLUTION, rise=self.warmup)
-        return super().rate(progress)

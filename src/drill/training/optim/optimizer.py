@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from drill.errors import require
 from drill.training.optim.averaging import AveragedSgd, AverageKind, WeightAverage, replaced
-from drill.training.optim.schedules import SHARE_OF_RUN, RunSchedule, run_rate
+from drill.training.optim.schedules import SCHEDULES, SHARE_OF_RUN, run_rate, schedules_with
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
@@ -290,9 +290,10 @@ class RunScheduled(ScheduledOptimizer):
         decays = f"{SHARE_OF_RUN} that leaves time to decay after warmup {self.warmup}"
         self.check("hold", 0.0 <= self.hold < 1.0 - self.warmup, decays)
         self.check("final", 0.0 <= self.final <= 1.0, "a share of lr in [0, 1]")
-        if self.schedule not in ("linear", "cosine"):
-            for key in ("hold", "final"):
-                self.check(key, getattr(self, key) == 0.0, "0 unless schedule is linear or cosine")
+        for key in ("hold", "final"):
+            users = schedules_with(key)
+            ok = self.schedule in users or getattr(self, key) == 0.0
+            self.check(key, ok, f"0 unless schedule is {' or '.join(users)}")
         if self.average_from is not None:
             self.late_average = WeightAverage(
                 self.average_from, self.average, self.ema_decay, self.average_patience
@@ -307,5 +308,5 @@ class RunScheduled(ScheduledOptimizer):
 
     def scheduled(self, lr: float, progress: float) -> float:
         """The rate at this ``progress`` of a schedule whose highest rate is ``lr``."""
-        shape = {"warmup": self.warmup, "hold": self.hold, "final": self.final}
-        return run_rate(progress, lr=lr, schedule=cast(RunSchedule, self.schedule), **shape)
+        schedule = SCHEDULES[self.schedule]
+        return schedule.rate(progress, lr=lr, **{key: getattr(self, key) for key in schedule.reads})

@@ -1,11 +1,14 @@
-"""Learning-rate schedules as pure functions."""
+"""Learning-rate schedules as pure functions, and ``SCHEDULES``, all of them by name."""
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
 
 from drill.errors import require
 
 RunSchedule = Literal["constant", "linear", "cosine"]
+AnySchedule = Literal[RunSchedule, "one-cycle", "inverse-sqrt"]
 SHARE_OF_RUN = "a share of the run in [0, 1)"
 RESOLUTION = 1_000_000  # steps that a schedule divides a run into: its own are not known
 
@@ -102,3 +105,33 @@ def inverse_sqrt(step: int, *, width: int, warmup: int, scale: float = 1.0) -> f
 def _cosine(start: float, end: float, share: float) -> float:
     weight = 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))  # exactly 1 and 0 at the ends
     return start * weight + end * (1.0 - weight)
+
+
+def _one_cycle(progress: float, *, lr: float, warmup: float) -> float:
+    return one_cycle(step_of_run(progress), peak=lr, total=RESOLUTION, rise=warmup)
+
+
+def _inverse_sqrt(progress: float, *, lr: float, warmup_steps: int, steps: int) -> float:
+    peak = inverse_sqrt(warmup_steps, width=1, warmup=warmup_steps)
+    return lr * inverse_sqrt(max(1, steps), width=1, warmup=warmup_steps) / peak
+
+
+class Schedule(NamedTuple):
+    rate: Callable[..., float]  # of the progress, lr and what it reads
+    reads: tuple[str, ...]  # of an optimizer
+    ends_with_run: bool  # so that the rate jumps if a resumed run is given another end
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "constant": Schedule(partial(run_rate, schedule="constant"), ("warmup",), False),
+    "linear": Schedule(partial(run_rate, schedule="linear"), ("warmup", "hold", "final"), True),
+    "cosine": Schedule(partial(run_rate, schedule="cosine"), ("warmup", "hold", "final"), True),
+    "one-cycle": Schedule(_one_cycle, ("warmup",), True),
+    "inverse-sqrt": Schedule(_inverse_sqrt, ("warmup_steps", "steps"), False),
+}
+"""Every schedule by name; a name is also in ``AnySchedule``."""
+
+
+def schedules_with(setting: str) -> list[str]:
+    """The schedules that read a setting of an optimizer."""
+    return [name for name, schedule in SCHEDULES.items() if setting in schedule.reads]

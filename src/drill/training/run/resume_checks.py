@@ -10,11 +10,11 @@ from drill.data import DataError
 from drill.data.parallel.corpora import PARALLEL_NAMES
 from drill.data.text.catalog import NAMES
 from drill.errors import RunFolderError
+from drill.training.optim.schedules import SCHEDULES
 from drill.training.run.environment import ended_by, has_ended, used_limits
 from drill.training.run.folder import RunFolder
 from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, read_settings, recipe
 
-OVER_ALL_EPOCHS = ("linear", "cosine", "one-cycle")  # schedules that end with the run
 CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
 
 logger = logging.getLogger("drill")
@@ -112,7 +112,7 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
 def _warn_schedule_changes(settings: Settings, own: Settings, run: RunFolder) -> None:
     """A schedule that ends with the run changes with the run's end."""
     schedule = settings.optimizer.get("schedule")
-    if schedule not in OVER_ALL_EPOCHS:
+    if schedule is None or not SCHEDULES[schedule].ends_with_run:
         return
     for limit in ("epochs", "max_steps", "max_minutes"):
         before, now = own.training.get(limit), settings.training.get(limit)
