@@ -12,6 +12,7 @@ from torch import nn
 
 from drill.kernels.optimizer import sgd_step
 from drill.layers import DeepResidual
+from drill.layers.cost import example_layers
 from drill.training.optim import (
     OPTIMIZERS,
     AdamW,
@@ -317,6 +318,28 @@ def test_a_correction_counts_as_a_label_map():
     of_maps = [group["params"] for group in groups if "maps" in group]
     wanted = [[id(B)], [id(A)]]  # A has a row per label, so that AdamW steps it
     assert [[id(p) for p in params] for params in of_maps] == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("tied", []),
+        ("full", []),
+        ("deep-residual", ["maps.0.linear", "maps.1.linear"]),
+        ("adaptive", ["context_maps.0", "context_maps.1", "label_maps.0", "label_maps.1"]),
+        ("mixture", ["prior", "latent"]),
+        ("mixtape", ["latent", "gate_context", "gate_prior"]),
+    ],
+)
+def test_muon_steps_no_matrix_with_a_row_for_each_label_or_cluster(name, wanted):
+    layer = example_layers(50, 8, 8, depth=2, experts=3, joint=6)[name]
+    encoder = nn.ModuleDict({"embedding": layer.matrix.embedding, "block": nn.Linear(8, 8)})
+    net = nn.ModuleDict({"encoder": encoder, "layer": layer})
+    optimizer = Muon(0.05)
+    optimizer.setup(net.named_parameters())
+    ours = {id(p) for group in optimizer.optimizer.parts[0].param_groups for p in group["params"]}
+    found = [name for name, p in net.named_parameters() if id(p) in ours]
+    assert found == ["encoder.block.weight", *(f"layer.{each}.weight" for each in wanted)]
 
 
 @pytest.mark.parametrize("kind", [Sgd, Asgd])

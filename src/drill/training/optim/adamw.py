@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
@@ -56,10 +57,14 @@ class AdamW(RunScheduled):
         self.steps = 0
 
     def build(self) -> Optimizer:
-        matrices = {name: p for name, p in self.parameters.items() if p.dim() >= 2}
-        vectors = {name: p for name, p in self.parameters.items() if p.dim() < 2}
+        return self.adam(self.parameters)
+
+    def adam(self, named: Mapping[str, nn.Parameter]) -> Optimizer:
+        """The torch optimizer over some of the parameters."""
+        matrices = {name: p for name, p in named.items() if p.dim() >= 2}
+        vectors = {name: p for name, p in named.items() if p.dim() < 2}
         groups = self.groups(matrices) + self.groups(vectors, decays=not self.decoupled)
-        device = next(iter(self.parameters.values())).device
+        device = next(iter(named.values())).device
         on_gpu = device.type == "cuda"
         if on_gpu:
             for group in groups:

@@ -11,15 +11,26 @@ from torch.optim.optimizer import Optimizer
 from drill.training.optim.adamw import AdamW
 from drill.training.run.checkpoint import sharded_as
 
-TABLES = ("emb", "wte", "wpe")  # in the names of matrices whose rows are looked up
+TABLES = ("emb", "wte", "wpe")  # in what encoders call modules whose rows are looked up
+LABEL_ROWS = {"embedding", "correction_embeddings", "cluster_weight", "gate_vectors", "gate_bias"}
+"""What output layers call parameters with a row, or a column, for each label or cluster."""
+
+
+def is_table(name: str) -> bool:
+    """Whether a parameter of a model has a row for each word, position, label or cluster."""
+    path = name.split(".")
+    if path[0] == "layer":
+        return not LABEL_ROWS.isdisjoint(path)
+    return any(table in part for part in path for table in TABLES)
 
 
 @dataclass(eq=False, kw_only=True)
 class Muon(AdamW):
     """Momentum whose matrix is orthogonalised before the step (Jordan et al., 2024).
 
-    Matrices of blocks and of label maps step by Muon; embeddings, output matrices and vectors by
-    AdamW. Steps of Muon have the size of AdamW's, so both share lr, weight decay and schedule.
+    Hidden matrices and label maps step by Muon; vectors, embeddings and what else has a row for
+    each label or cluster (``is_table``) by AdamW. Steps of Muon have the size of AdamW's, so both
+    share lr, weight decay and schedule.
 
     Args:
         momentum: of Muon.
@@ -34,21 +45,15 @@ class Muon(AdamW):
         self.check("momentum", 0.0 <= self.momentum < 1.0, "in [0, 1)")
 
     def build(self) -> Optimizer:
-        everything = self.parameters
-        inner = {
-            name: p
-            for name, p in everything.items()
-            if p.dim() == 2 and not any(each in name for each in TABLES)
-        }
+        inner, rest = {}, {}
+        for name, p in self.parameters.items():
+            (inner if p.dim() == 2 and not is_table(name) else rest)[name] = p
         parts: list[Optimizer] = []
         if inner:
             shared = {"lr": self.lr, "momentum": self.momentum}
             parts.append(OrthogonalMomentum(self.groups(inner), shared))
-        self.parameters = {name: p for name, p in everything.items() if name not in inner}
-        try:
-            parts += [super().build()] if self.parameters else []
-        finally:
-            self.parameters = everything
+        if rest:
+            parts.append(self.adam(rest))
         return Combined(parts)
 
     def capture_blocker(self) -> str | None:
