@@ -7,7 +7,8 @@ import torch
 
 from drill.errors import DrillError
 from drill.kernels.lstm.persistent import recurrence
-from drill.kernels.lstm.persistent.recurrence import Stalled
+from drill.kernels.runtime import stalls
+from drill.kernels.runtime.stalls import Stalled
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
@@ -111,7 +112,7 @@ def test_progress_reaches_the_end_and_may_interrupt(evaluation):
 def flag(monkeypatch):
     """Set, as a launch that gave up leaves it."""
     flag = torch.ones(1, dtype=torch.int32)
-    monkeypatch.setattr(recurrence, "_flags", {0: flag})
+    monkeypatch.setattr(stalls, "_flags", {0: flag})
     return flag
 
 
@@ -169,5 +170,5 @@ def test_launch_without_room_on_the_gpu_raises(monkeypatch):
         patch.setattr(recurrence, "_kernel", unfed)
         with pytest.raises(Stalled, match="waited in vain"):
             perplexity(model, text(200), autocast=torch.bfloat16)
-    assert not recurrence.stalled()
+    assert not stalls.stalled()
     assert perplexity(model, text(200), autocast=torch.bfloat16) == sound

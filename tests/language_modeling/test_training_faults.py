@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drill.errors import CheckpointError, Diverged, RunFolderError
-from drill.kernels.lstm.persistent import recurrence
+from drill.kernels.runtime import stalls
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from tests.helpers.files import disk_full
@@ -94,10 +94,10 @@ def test_nan_is_found_with_the_next_row_of_metrics(tmp_path, monkeypatch, log_ev
 
 def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch):
     flag = torch.ones(1, dtype=torch.int32)
-    monkeypatch.setattr(recurrence, "_flags", {0: flag})
+    monkeypatch.setattr(stalls, "_flags", {0: flag})
     message = poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
     folder = RunFolder(tmp_path)
-    assert message.startswith(f"{recurrence.STALLED}, before step 15 of epoch 2")
+    assert message.startswith(f"{stalls.STALLED}, before step 15 of epoch 2")
     assert str(folder.last) in message
     assert str(folder.best) in message
     assert not flag.any()

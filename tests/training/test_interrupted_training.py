@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from drill.errors import Diverged, OutOfMemory
-from drill.kernels.lstm.persistent.recurrence import Stalled
+from drill.kernels.runtime.stalls import Stalled
 from drill.language_modeling import train as language_model_train
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
 from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX
-from drill.kernels.lstm.persistent.recurrence import check_stall
+from drill.kernels.runtime.stalls import check_stall
 from drill.models.encoder import State, map_state
 from drill.models.language_model import LanguageModel
 from drill.models.sampling import draw

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from drill.errors import Diverged
-from drill.kernels.lstm.persistent.recurrence import STALLED, Stalled, take_stall
+from drill.kernels.runtime.stalls import STALLED, Stalled, take_stall
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
 from drill.training.distributed import World

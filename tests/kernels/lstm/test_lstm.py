@@ -12,7 +12,7 @@ from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.persistent.layout import cut, layout
 from drill.kernels.lstm.persistent.recurrence import unsupported_reason
 from drill.kernels.lstm.weights import Weights
-from drill.kernels.runtime import nvrtc
+from drill.kernels.runtime import nvrtc, stalls
 from drill.kernels.runtime.dispatch import log_once
 from drill.kernels.runtime.hopper import SHARED
 from drill.models import AwdLstm
@@ -194,7 +194,7 @@ def test_kernels_are_near_float64_and_repeat_their_bits(impl, sizes):
     assert max(wrong[:3]) < 4e-3
     assert max(wrong[3:]) < 6e-3
     assert same_bits(found, again)
-    assert not recurrence.stalled()
+    assert not stalls.stalled()
 
 
 @on_hopper
@@ -287,4 +287,4 @@ def test_a_nan_with_the_bits_of_a_mark_is_not_waited_on():
     output, _, _ = lstm(x, h, c, weights, "persistent")
     assert output[:, 1].isnan().all()
     assert output[:, [0, 2]].isfinite().all()
-    assert not recurrence.stalled()
+    assert not stalls.stalled()

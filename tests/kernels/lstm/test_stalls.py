@@ -14,6 +14,7 @@ from drill.kernels.lstm.lstm import lstm
 from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.lstm.persistent.layout import UNITS, cut
 from drill.kernels.lstm.persistent.recurrence import EMPTY
+from drill.kernels.runtime import stalls
 from tests.helpers.devices import needs_hopper
 from tests.kernels.lstm.problems import problem
 
@@ -70,7 +71,7 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
         result = marked(steps + 1, batch, hidden)
         words[0] = 0.0  # the initial state
         given = [weight, by_unit, gates, words, flags, result, c]
-    flag, rescue, done = recurrence.stalled_flag(0), torch.cuda.Stream(), torch.cuda.Event()
+    flag, rescue, done = stalls.stalled_flag(0), torch.cuda.Stream(), torch.cuda.Event()
     torch.cuda.synchronize()
 
     begin = time.monotonic()
@@ -94,10 +95,10 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
 def test_a_launch_that_waits_in_vain_gives_up_and_gives_nan(size, backward):
     whole, _, _ = launched(size, backward, absent=0)
     assert whole.isfinite().all()
-    assert not recurrence.stalled()
+    assert not stalls.stalled()
 
     written, unwritten, seconds = launched(size, backward, absent=1)
-    assert recurrence.take_stall()
+    assert stalls.take_stall()
     assert 3.0 < seconds < LIMIT
     assert (unwritten.view(torch.int16) == EMPTY).all()
     assert (written.view(torch.int16) != EMPTY).all()  # no block hangs on another one's words
@@ -106,12 +107,12 @@ def test_a_launch_that_waits_in_vain_gives_up_and_gives_nan(size, backward):
 
     again, _, _ = launched(size, backward, absent=0)
     assert torch.equal(again, whole)
-    assert not recurrence.stalled()
+    assert not stalls.stalled()
 
 
 def test_a_stall_is_reported_once():
     x, h, c, weights, _ = problem(4, 3, 16, 64, device="cuda", dtype=torch.float32)
-    recurrence.stalled_flag(x.device.index or 0).fill_(1)
-    assert recurrence.take_stall()
-    assert not recurrence.take_stall()
+    stalls.stalled_flag(x.device.index or 0).fill_(1)
+    assert stalls.take_stall()
+    assert not stalls.take_stall()
     assert lstm(x, h, c, weights, "persistent")[0].isfinite().all()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from drill.data import DataError, batchify, evaluation_segments, inputs_and_targets
 from drill.data.download import OnProgress
-from drill.kernels.lstm.persistent.recurrence import check_stall
+from drill.kernels.runtime.stalls import check_stall
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
 from drill.training.progress import perplexity_of

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drill.errors import DrillError
 from drill.kernels.lstm.persistent.layout import CLUSTER, Layout, Shape, cut, layout
 from drill.kernels.runtime.hopper import SHARED, hopper_missing
 from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, load_kernel
+from drill.kernels.runtime.stalls import stalled_flag
 
 ROOM_SOURCE = Path(__file__).with_name("cluster_occupancy.cu")
 EMPTY = -1  # as int16: no conversion to bfloat16 gives it
@@ -63,33 +63,6 @@ def _kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kern
     defines = {"H": shape.hidden, "TILES": tiles, "GROUPS": groups, "BACKWARD": int(shape.backward)}
     source = Path(__file__).with_name(f"{name}.cu")
     return load_kernel(source, f"lstm_{name}", defines, shape.shared(tiles, groups), device)
-
-
-STALLED = "the LSTM kernel waited in vain for room on the GPU: others fill it"
-
-
-def stalled() -> bool:
-    """Whether a launch of this process has timed out; waits for the device."""
-    return any(bool(flag.item()) for flag in _flags.values())
-
-
-def take_stall() -> bool:
-    """``stalled``, and clear it: later launches try again."""
-    found = stalled()
-    if found:
-        for flag in _flags.values():
-            flag.zero_()
-    return found
-
-
-_flags: dict[int, Tensor] = {}
-
-
-def stalled_flag(index: int) -> Tensor:
-    """Set by a launch whose blocks timed out; its results are NaN."""
-    if index not in _flags:
-        _flags[index] = torch.zeros(1, dtype=torch.int32, device=torch.device("cuda", index))
-    return _flags[index]
 
 
 class Span(NamedTuple):
@@ -210,19 +183,6 @@ def run_backward(
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
         control: list[Argument] = [stalled_flag(device.index), earlier, later]
         kernel(shape.blocks, shape.threads, [*given, *sizes, *control])
-
-
-class Stalled(DrillError, RuntimeError):
-    """A kernel timed out. Its results are invalid; another try may succeed."""
-
-
-def check_stall(name: str) -> None:
-    """Stalled if a launch has given up since this was last asked, which is then forgotten.
-
-    Whoever finds NaN asks here first, before it blames anything else.
-    """
-    if take_stall():
-        raise Stalled(f"{name}: {STALLED}; run it again on a free GPU")
 
 
 # -- two layers at once -------------------------------------------------------------------------
