@@ -45,9 +45,9 @@ class Muon(AdamW):
         self.check("momentum", 0.0 <= self.momentum < 1.0, "in [0, 1)")
 
     def build(self) -> Optimizer:
-        inner, rest = {}, {}
-        for name, p in self.parameters.items():
-            (inner if p.dim() == 2 and not is_table(name) else rest)[name] = p
+        named = self.parameters.items()
+        inner = {name: p for name, p in named if p.dim() == 2 and not is_table(name)}
+        rest = {name: p for name, p in named if name not in inner}
         parts: list[Optimizer] = []
         if inner:
             shared = {"lr": self.lr, "momentum": self.momentum}
