@@ -123,10 +123,12 @@ def shard(model: LanguageModel, world: World) -> None:
 
     if world.size > 1:
         mesh = init_device_mesh(next(model.parameters()).device.type, (world.size,))
+        # The first ModuleList has the blocks, whatever a model type calls it.
         lists = (each for each in model.encoder.modules() if isinstance(each, nn.ModuleList))
         for each in (*next(lists), model):
             fully_shard(each, mesh=mesh)
-        # A validation may come before the first step: its blocks must not become roots.
+        # A validation may come before the first step: its blocks must not become roots. Only a
+        # forward of the model would say so in public, and a validation calls its parts.
         cast(Any, model)._get_fsdp_state()._lazy_init()
 
 
