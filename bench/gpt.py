@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from drill.language_modeling import build
 from drill.language_modeling.step import Steps
-from drill.training.settings import Settings, build_optimizer, recipe
+from drill.training.build import build_optimizer
+from drill.training.settings import Settings, recipe
 
 BASE, TRAINER = "transformers, compiled loop", "transformers Trainer"
 RECIPES = {"small": "gpt", "medium": "gpt-medium"}

@@ -22,7 +22,8 @@ from drill.data import SequenceLengths, batchify, training_segments
 from drill.language_modeling.build import corpus, language_model
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.models.language_model import LanguageModel
-from drill.training.settings import build_optimizer, recipe
+from drill.training.build import build_optimizer
+from drill.training.settings import recipe
 
 EDGES = [10, 50, 250, 1000]  # training counts
 COLUMNS = ["step", "in", "out", "cos", "maps", "scale", "drift", *(f"<{n}" for n in EDGES), "other"]

@@ -20,7 +20,8 @@ from torch.func import functional_call
 from drill.data import Segment, SequenceLengths, Vocabulary
 from drill.language_modeling import build
 from drill.language_modeling.step import CapturedSteps, LanguageModelState, Steps
-from drill.training.settings import Settings, build_optimizer, recipe
+from drill.training.build import build_optimizer
+from drill.training.settings import Settings, recipe
 
 BASE = "plain nn.LSTM + F.cross_entropy"
 RECIPES = {

@@ -17,6 +17,7 @@ from drill.data.optional_packages import check_packages
 from drill.language_modeling.build import dry_run
 from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.language_modeling.run import LanguageModelRun, load_language_model, start_language_model
+from drill.training.build import build_optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World, init_distributed
 from drill.training.loop import TRAINING_LOG, Outcome, fit
@@ -26,7 +27,7 @@ from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import check_resume
 from drill.training.run.summary import no_better_than_guessing, sizes
 from drill.training.run.weights import Weights, settings_of, task_of
-from drill.training.settings import TRANSLATION, Settings, build_optimizer, recipe
+from drill.training.settings import TRANSLATION, Settings, recipe
 from drill.training.signals import reraise_signal
 from drill.translation.build import dry_run as dry_run_translation
 from drill.translation.build import packages_of

@@ -7,7 +7,8 @@ from setting import SIZES, Setting, Size
 
 from drill.data import Vocabulary
 from drill.language_modeling import build
-from drill.training.settings import build_optimizer, recipe
+from drill.training.build import build_optimizer
+from drill.training.settings import recipe
 
 
 @pytest.mark.parametrize("name", step.RECIPES)

@@ -13,8 +13,9 @@ from drill.cli.display import CPU_MEMORY, as_drill_error, one_line
 from drill.errors import ArgumentError, DataError, DrillError, OutOfMemory, SettingsError, invalid
 from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError
+from drill.training.build import kernel_error
 from drill.training.run.weights import by_any_kernels
-from drill.training.settings import does_not_run, recipe
+from drill.training.settings import recipe
 from tests.helpers.translators import set_by_command
 
 CPU = ("--device", "cpu")
@@ -183,7 +184,7 @@ def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
     ],
 )
 def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key):
-    assert str(does_not_run(recipe(name), error)).endswith(f"--set {key}=auto")
+    assert str(kernel_error(recipe(name), error)).endswith(f"--set {key}=auto")
     recipe(name, [f"{key}=auto"])
 
 

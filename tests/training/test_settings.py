@@ -15,13 +15,13 @@ from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
 from drill.recipes.reader import NAME, merged, recipe_names
+from drill.training.build import build_optimizer
 from drill.training.optim import Sgd
 from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import with_new_names
 from drill.training.settings import (
     LANGUAGE_MODEL,
     Settings,
-    build_optimizer,
     read_settings,
     recipe,
     resolve_settings,

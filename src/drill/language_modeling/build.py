@@ -21,17 +21,12 @@ from drill.layers import FeatureBags, LabelSource
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel, PastDecode
 from drill.recipes.reader import NAME
+from drill.training.build import build_layer, check_optimizer, model_error
 from drill.training.device import check_memory, meta_init
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import with_text
 from drill.training.run.weights import settings_of
-from drill.training.settings import (
-    TRANSLATION,
-    Settings,
-    check_optimizer,
-    makes_no_model,
-    output_layer,
-)
+from drill.training.settings import TRANSLATION, Settings
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
 FINETUNE_LENGTH_MARGIN = 10  # how far beyond bptt its segments may be
@@ -131,13 +126,13 @@ def _model(
     kind = ENCODERS[encoder.pop(NAME)]
     try:
         built = kind(embedding, **encoder)
-        layer = output_layer(settings.layer, embedding, built.output_widths, counts)
+        layer = build_layer(settings.layer, embedding, built.output_widths, counts)
         past_decode = PastDecode(embedding) if settings.training["past_decode"] else None
         return LanguageModel(built, layer, past_decode)
     except ImportError as error:
         raise SettingsError(str(error)) from None
     except (ValueError, TypeError, RuntimeError) as error:
-        raise makes_no_model(settings, error) from None
+        raise model_error(settings, error) from None
 
 
 def finetune_settings(run: Path | str) -> Settings:

@@ -147,7 +147,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     if tested is not None:  # nothing is measured again, and nothing written
         with readable(run.metrics, "restore it from a copy, or remove its last line to test again"):
             valid, test = task.read_test(tested)
-            return _finished(state, valid, test, tested["elapsed"])
+            return _ended(state, valid, test, tested["elapsed"])
     if resumed:
         state.check_weights(model, run)
         if world.is_main:
@@ -249,7 +249,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             with suppress(Interrupted):  # all is saved: the same command tests again
                 result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
-        ended = _finished(state, valid, test, state.elapsed)
+        ended = _ended(state, valid, test, state.elapsed)
         late = world.any(shutdown.requested)
         return replace(ended, interrupted=late, signal=shutdown.number)
 
@@ -345,8 +345,8 @@ def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
     return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True, signal=number)
 
 
-def _finished(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:
-    """``test`` is None if the test was interrupted."""
+def _ended(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:
+    """After the last step; ``test`` is None if the test was interrupted."""
     return Outcome(
         finished=test is not None,
         epoch=state.last_epoch(),

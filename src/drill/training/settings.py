@@ -8,23 +8,19 @@ defaults are those of the signatures. With ``task = "translation"``: ``[encoder]
 no ``[labels]``, and also ``[filters]`` of ``Filters`` and ``[subwords]`` of ``Subwords.train``.
 """
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
 from drill.errors import ArgumentError, SettingsError, near_ones, nearest
-from drill.layers import LAYERS, LabelSource, MatrixLayer, OutputLayer
+from drill.layers import LAYERS, MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.transformer.transformer import PRESETS, Transformer
 from drill.recipes.reader import NAME, Table, apply_overrides, parsed, read
-from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
-from drill.training.optim.optimizer import is_label_map
+from drill.training.optim import OPTIMIZERS
 from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import NONE, RENAMED, fits_kind, with_defaults, with_name
 
@@ -75,7 +71,7 @@ class Settings:
 
     def to_toml(self) -> str:
         """The text of ``recipe.toml``."""
-        return _lines(self.to_dict())
+        return _toml_text(self.to_dict())
 
     def changed(self, **tables: Mapping[str, Any]) -> "Settings":
         """The same settings with other values, ``changed(training={"epochs": 3})``."""
@@ -169,34 +165,8 @@ def _meant(
     return [full for name in near for full in found[name]]
 
 
-def does_not_run(settings: Settings, error: ValueError) -> SettingsError:
-    """The error for a kernel that this machine does not have."""
-    key = "encoder.impl"
-    if isinstance(error, ArgumentError) and error.owner == "DeepResidual":  # alone or wrapped
-        key = f"layer.{INNER}.impl" if INNER in settings.layer else "layer.impl"
-    return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
-
-
-def makes_no_model(settings: Settings, error: Exception) -> SettingsError:
-    """The error of an encoder or a layer, under the key of the wrong value if it names one."""
-    layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
-    tables = {"encoder": settings.encoder, "layer": layer, f"layer.{INNER}": layer.get(INNER, {})}
-    if isinstance(error, ArgumentError):
-        for where, table in tables.items():
-            own = NAME in table and kinds[table[NAME]].__name__ == error.owner
-            if own and error.name in table and table[error.name] == error.value:
-                return _wrong_setting(where, error)
-    reason = str(error).splitlines()[0]  # torch adds a trace in C++
-    if settings.encoder.get("output_layers", 1) > 1:
-        return SettingsError(
-            f"the layer {layer[NAME]} does not read several states ({reason}); set it to 1, or "
-            "layer.name to doc",
-            key="encoder.output_layers",
-        )
-    return SettingsError(f"the recipe {settings.recipe} makes no model: {reason}")
-
-
-def _wrong_setting(where: str, error: ArgumentError) -> SettingsError:
+def setting_error(where: str, error: ArgumentError) -> SettingsError:
+    """The error of an argument, under the key of the setting that it was."""
     fault = f"must be {error.expected}, got {error.value!r}"
     return SettingsError(fault, key=f"{where}.{error.name}")
 
@@ -297,7 +267,7 @@ def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
     try:
         kind(**filled)
     except ArgumentError as error:
-        raise _wrong_setting(where, error) from None
+        raise setting_error(where, error) from None
     return filled
 
 
@@ -348,10 +318,10 @@ def _as_toml(value: Any) -> Any:
     return NONE if value is None else value
 
 
-def _lines(table: Table, name: str = "") -> str:
+def _toml_text(table: Table, name: str = "") -> str:
     lines = [f"{key} = {_written(v)}" for key, v in table.items() if not isinstance(v, dict)]
     inner = {f"{name}{key}": v for key, v in table.items() if isinstance(v, dict)}
-    parts = [f"[{key}]\n{_lines(v, f'{key}.')}" for key, v in inner.items()]
+    parts = [f"[{key}]\n{_toml_text(v, f'{key}.')}" for key, v in inner.items()]
     return "\n".join([*lines, "", *parts])
 
 
@@ -374,53 +344,3 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-# -- from settings to objects ----------------------------------------------------------------------
-
-
-def output_layer(
-    table: dict[str, Any],
-    embedding: nn.Embedding | LabelSource,
-    widths: tuple[int, ...],
-    counts: Callable[[], list[int]],
-) -> OutputLayer:
-    """The layer that a table describes.
-
-    Args:
-        widths: of the states that are concatenated in the encoder's output.
-        counts: gives the counts of labels, for layers that need them.
-    """
-    options = {key: value for key, value in table.items() if key not in (NAME, INNER)}
-    kind: Any = LAYERS[table[NAME]]
-    takes = inspect.signature(kind).parameters
-    if options.get("hidden_size", widths) is None:
-        options["hidden_size"] = sum(widths)
-    if "widths" in takes:
-        options["widths"] = widths
-    if "counts" in takes and options.get("gate") in (None, "frequency"):  # other gates need none
-        options["counts"] = counts()
-    if not wraps(kind):
-        return kind(embedding, **options)
-    # A mixture projects the hidden state; other wrappers pass it on.
-    projects = "hidden_size" in takes or "widths" in takes
-    inner = (embedding.embedding_dim,) if projects else widths
-    return kind(output_layer(table[INNER], embedding, inner, counts), **options)
-
-
-def build_optimizer(settings: Settings) -> ScheduledOptimizer:
-    options = dict(settings.optimizer)
-    try:
-        return OPTIMIZERS[options.pop(NAME)](**options)
-    except ArgumentError as error:
-        raise _wrong_setting("optimizer", error) from None
-
-
-def check_optimizer(settings: Settings, model: nn.Module) -> None:
-    """Raise SettingsError for an optimizer that these settings cannot build for this model."""
-    apart = build_optimizer(settings).maps_differ
-    if apart and not any(is_label_map(name) for name, _ in model.named_parameters()):
-        raise SettingsError(
-            "and the other settings of label maps are for a layer that has some; leave them out",
-            key="optimizer.map_lr_scale",
-        )

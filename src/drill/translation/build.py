@@ -17,19 +17,12 @@ from drill.layers import LAYERS, AdaptiveSoftmax, Mixtape, SampledSoftmax
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
+from drill.training.build import build_layer, check_optimizer, model_error
 from drill.training.device import check_memory, meta_init
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.training.settings import (
-    INIT_FROM,
-    INNER,
-    TRANSLATION,
-    Settings,
-    check_optimizer,
-    makes_no_model,
-    output_layer,
-)
+from drill.training.settings import INIT_FROM, INNER, TRANSLATION, Settings
 
 OF_THE_MODEL = ("subwords", "encoder", "layer")
 """Settings that a run shares with the one it starts from."""
@@ -71,12 +64,12 @@ def translator(
         source = nn.Embedding(words, width)
         target = source if shared else nn.Embedding(words, width)
         transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
-        layer = output_layer(settings.layer, target, (transformer.output_size,), counts)
+        layer = build_layer(settings.layer, target, (transformer.output_size,), counts)
         return Translator(transformer, layer).to(device)
     except DrillError:  # of counts
         raise
     except (ValueError, TypeError, RuntimeError) as error:
-        raise makes_no_model(settings, error) from None
+        raise model_error(settings, error) from None
 
 
 def dry_run(settings: Settings, world: World, words: int) -> None:

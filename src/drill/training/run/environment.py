@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from drill import __version__
+from drill.training.build import kernel_error
 from drill.training.device import device_name
 from drill.training.loop import TRAINING_LOG, Task
 from drill.training.precision import autocast_dtype, resolve_precision
 from drill.training.run.folder import RunFolder
-from drill.training.settings import Settings, does_not_run
+from drill.training.settings import Settings
 
 training_log = logging.getLogger(TRAINING_LOG)
 
@@ -55,7 +56,7 @@ def record_start(start: Start, settings: Settings) -> None:
     try:
         used = task.kernels(autocast_dtype(settings.training["precision"], device))
     except ValueError as error:
-        raise does_not_run(settings, error) from None
+        raise kernel_error(settings, error) from None
     if device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(used))
     precision = resolve_precision(settings.training["precision"], device)
