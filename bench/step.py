@@ -132,7 +132,7 @@ def our_step(steps: Steps | CapturedSteps, data: Tensor, bptt: int) -> Step:
         epoch_size=len(data),
         lengths=SequenceLengths(1, bptt),
         nll=torch.zeros((), dtype=torch.float64, device=data.device),
-        text=0,
+        data_checksum=0,
     )
     segment = Segment(0, len(data) - 1, len(data) - 1)
 

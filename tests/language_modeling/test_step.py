@@ -71,7 +71,7 @@ late_adamw = partial(AdamW, **LATE, average="ema", ema_decay=0.9)
 def new_state(device="cpu"):
     nll = torch.zeros((), dtype=torch.float64, device=device)
     lengths = SequenceLengths(3, BPTT)
-    return LanguageModelState(epochs=1, epoch_size=ROWS, lengths=lengths, nll=nll, text=0)
+    return LanguageModelState(epochs=1, epoch_size=ROWS, lengths=lengths, nll=nll, data_checksum=0)
 
 
 def prepared(optimizer, kind=CapturedSteps, *, trained=None, batch=BATCH, **settings):

@@ -90,7 +90,7 @@ class LanguageModelTask(Task):
         self.state = LanguageModelState(
             **self.initial_state(),
             epoch_size=self.data.shape[0],
-            text=text_checksum(ids),
+            data_checksum=text_checksum(ids),
             lengths=SequenceLengths(length_seed, bptt, options.length_cap),
         )
 

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,48 +50,39 @@ class Score:
         return {f"{split}_loss": self.loss, f"{split}_perplexity": self.perplexity}
 
 
+def saved(default: Any) -> Any:
+    """A field of a state whose value a checkpoint holds."""
+    return field(default=default, metadata={"saved": True})
+
+
 @dataclass(kw_only=True)
 class TrainingState(abc.ABC):
     """The state of both tasks. A task adds its own and ``loss_terms``."""
 
     score: ClassVar[type]  # what ``best`` is an instance of
-    saved: ClassVar[tuple[str, ...]] = (
-        "epoch",
-        "step",
-        "position",
-        "tokens",
-        "seconds",
-        "training_seconds",
-        "elapsed",
-        "test_seconds",
-        "best_epoch",
-        "validation_pending",
-        "logged_nll",
-        "logged_terms",
-    )
 
     epochs: int  # the first limit that is reached ends a run
     max_steps: int | None = None
     max_minutes: float | None = None
     epoch_size: int  # positions of an epoch
-    text: int  # checksum of the data
+    data_checksum: int
     nll: Tensor  # (), summed over this process's part of the epoch so far
     stopper: NonMonotonicTrigger | None = None  # ends training when validations no longer improve
-    epoch: int = 1
-    position: int = 0  # in the epoch: where the next step starts
-    step: int = 0  # of the run
-    tokens: int = 0  # of the epoch, over all processes
+    epoch: int = saved(1)
+    position: int = saved(0)  # in the epoch: where the next step starts
+    step: int = saved(0)  # of the run
+    tokens: int = saved(0)  # of the epoch, over all processes
     loss: float = math.nan  # mean of the epoch so far, when last read
-    logged_nll: float = 0.0  # ``nll`` and ``loss_terms`` at the last row of training loss
-    logged_terms: int = 0
+    logged_nll: float = saved(0.0)  # ``nll`` and ``loss_terms`` at the last row of training loss
+    logged_terms: int = saved(0)
     best: Any = None  # score of the best weights
-    best_epoch: int = 0
+    best_epoch: int = saved(0)
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
-    validation_pending: bool = False  # one was interrupted at this step
-    seconds: float = 0.0  # of this epoch
-    training_seconds: float = 0.0  # of this epoch, without validations
-    elapsed: float = 0.0  # of the run, summed over resumes
-    test_seconds: float = 0.0  # of elapsed: tests before a resume; limits leave them out
+    validation_pending: bool = saved(False)  # one was interrupted at this step
+    seconds: float = saved(0.0)  # of this epoch
+    training_seconds: float = saved(0.0)  # of this epoch, without validations
+    elapsed: float = saved(0.0)  # of the run, summed over resumes
+    test_seconds: float = saved(0.0)  # of elapsed: tests before a resume; limits leave them out
     metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
     time_fraction: float = 0.0  # of max_minutes, as all processes have agreed
     _ticked: float = field(default_factory=time.monotonic)
@@ -211,6 +202,9 @@ class TrainingState(abc.ABC):
 
     # -- checkpoints ------------------------------------------------------------------------------
 
+    def _saved(self) -> list[str]:
+        return [each.name for each in fields(self) if "saved" in each.metadata]
+
     def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors of all processes as ``name/rank``, and numbers. All processes call it."""
         tensors = {"nll": self.nll, "random/cpu": torch.get_rng_state()}
@@ -222,11 +216,11 @@ class TrainingState(abc.ABC):
             for rank, part in enumerate(world.all_gather(tensor))
         }
         numbers = {
-            **{name: getattr(self, name) for name in self.saved},
+            **{name: getattr(self, name) for name in self._saved()},
             "best": None if self.best is None else asdict(self.best),
             "stopper": None if self.stopper is None else self.stopper.state_dict(),
             "world": world.size,
-            "text": self.text,
+            "text": self.data_checksum,
         }
         return gathered, numbers
 
@@ -234,7 +228,7 @@ class TrainingState(abc.ABC):
         self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], world: World
     ) -> None:
         """Load a ``state_dict``, also one of another number of processes."""
-        for name in self.saved:
+        for name in self._saved():
             setattr(self, name, numbers[name])
         self.best = None if numbers["best"] is None else self.score(**numbers["best"])
         if self.stopper is not None and numbers["stopper"] is not None:
@@ -298,7 +292,7 @@ class TrainingState(abc.ABC):
             return False
         tensors, numbers = found
         with run.reading_last():
-            if numbers["text"] != self.text:
+            if numbers["text"] != self.data_checksum:
                 raise RunFolderError(
                     f"{run.path}: the text has changed since this run was saved; restore it, or "
                     "train under another name"

@@ -26,7 +26,7 @@ from drill.training.precision import autocast_to
 from drill.training.run import checkpoint
 from drill.training.run.checkpoint import copied, copy_into, load_into
 from drill.training.run.folder import RunFolder
-from drill.training.state import Score, TrainingState
+from drill.training.state import Score, TrainingState, saved
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.evaluate import (
     DecodingInfo,
@@ -61,10 +61,9 @@ class TranslationState(TrainingState):
     """
 
     score: ClassVar[type] = TranslationLoss
-    saved: ClassVar[tuple[str, ...]] = (*TrainingState.saved, "validations")
 
     average: int = 1  # how many validations ``recent`` is of
-    validations: int = 0
+    validations: int = saved(0)
     recent: dict[int, dict[str, Tensor] | None] = field(default_factory=dict)
     """Weights of the last validations by step, None once they are on disk."""
 
@@ -159,7 +158,7 @@ class TranslationTask(Task):
         self.state = TranslationState(
             **self.initial_state(),
             epoch_size=len(self.pair_batches),
-            text=data.checksum,
+            data_checksum=data.checksum,
             average=options.average_checkpoints,
         )
 
