@@ -354,7 +354,8 @@ def validation_perplexity(runs: Sequence[report.Row]) -> list[str]:
 
 
 def study(name: str) -> States:
-    return States(read_plan(ROOT / f"studies/{name}.toml"), ROOT / f"results/{name}.jsonl", None)
+    plan = read_plan(ROOT / f"studies/{name}.toml")
+    return States(plan, ROOT / f"results/{plan.ledger}.jsonl", None)
 
 
 def study_table(name: str) -> Iterator[str]:

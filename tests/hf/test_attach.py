@@ -406,7 +406,11 @@ def test_untied_model_can_share_its_embedding():
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
         ({"layer": "tied", "depth": 1}, TypeError, "depth.*bias"),
-        ({"layer": "softcap", "inner": {"dept": 1}, "zero_start": False}, TypeError, "Tied.*dept"),
+        (
+            {"layer": "softcap", "inner": {"dept": 1}, "zero_start": False},
+            TypeError,
+            "TiedSoftmax.*dept",
+        ),
         ({"layer": "tied", "inner": {}}, TypeError, "inner"),
         ({"gate": "frequency", "counts": {0: 3}}, ValueError, "counts"),
         ({"tie": True}, ValueError, "tie"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drill.errors import DataError
 from drill.layers import (
     LAYERS,
     DeepResidual,
@@ -420,13 +421,20 @@ def searched(find, sources=SOURCES, decoding=None, **options):
         (searched(greedy, decoding={"eos": BOS}), f"eos .*must be .*{BOS}"),
         (searched(greedy, decoding={"max_ratio": -1.0}), r"max_ratio .*must be .*-1\.0"),
         (searched(greedy, decoding={"batch_tokens": 0}), "batch_tokens .*must be .*0"),
-        (searched(greedy, [[3], [4, V]]), f"id {V} of sentence 1"),
-        (searched(greedy, torch.tensor([3, 4])), "shape"),
     ],
 )
-def test_invalid_options_and_sources_raise(call, fault):
+def test_invalid_options_raise(call, fault):
     with pytest.raises(ValueError, match=fault):
         call()
+
+
+@pytest.mark.parametrize(
+    ("sources", "fault"),
+    [([[3], [4, V]], f"id {V} of sentence 1"), (torch.tensor([3, 4]), "shape")],
+)
+def test_invalid_sources_raise(sources, fault):
+    with pytest.raises(DataError, match=fault):
+        searched(greedy, sources)()
 
 
 def test_nan_and_impossible_end_raise():

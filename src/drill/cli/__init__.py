@@ -72,6 +72,7 @@ def _settings_called(name: str) -> list[str]:
     for word in sys.argv[2:] if known else []:
         if word in recipes or word.endswith(".toml"):
             changes = [b for a, b in itertools.pairwise(sys.argv) if a == "--set"]
+            changes += [each[6:] for each in sys.argv if each.startswith("--set=")]
             with suppress(DrillError):  # an error of its own, once this one is fixed
                 rows = settings_of(word, changes)
                 return [row.key for row in rows if row.key.rpartition(".")[2] == name]

@@ -200,7 +200,7 @@ class AttachedConfig(Stock):
         found = super().to_diff_dict()
         saved = getattr(transformers, (self.architectures or [""])[0], None)
         if saved is not None and not saved.can_generate():  # such as the body by AutoModel
-            del found["drill"]
+            found.pop("drill", None)
             return found
         return {**found, "model_type": MODEL_TYPE, "transformers_weights": REFUSAL}
 

@@ -226,8 +226,9 @@ class DeepResidual(MatrixLayer):
         unused = "left out unless gate='frequency'"
         require(self.gate_count == GATE_COUNT, name, "gate_count", unused, self.gate_count)
         require(counts is None, name, "counts", unused, type(counts).__name__)
-        start = torch.zeros(1 if self.gate == "scalar" else V, **factory)
-        self.gates = None if self.gate == "none" else nn.Parameter(start)
+        self.gates = None
+        if self.gate != "none":
+            self.gates = nn.Parameter(torch.zeros(1 if self.gate == "scalar" else V, **factory))
 
     def _add_correction(self, init_range: float) -> None:
         rank, most = self.correction, self.hidden_size

@@ -23,7 +23,10 @@ State = tuple[tuple[Tensor, ...], ...]
 
 def map_state(function: Callable[..., Tensor], *states: State) -> State:
     """``function`` of every tensor of a state, or of those in the same place of several."""
-    return tuple(tuple(map(function, *layers)) for layers in zip(*states, strict=True))
+    return tuple(
+        tuple(function(*each) for each in zip(*layers, strict=True))
+        for layers in zip(*states, strict=True)
+    )
 
 
 class Encoded(NamedTuple):

@@ -125,7 +125,7 @@ class Outcome:
     test: Any  # Perplexity or TranslationResult; None if unfinished
     elapsed: float  # seconds, summed over resumes
     interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone
-    ended_by: str | None = None  # epochs, max_steps, max_minutes or patience, if finished
+    ended_by: str | None = None  # epochs, max_steps, max_minutes or patience, once one is reached
     signal: int | None = None  # which one; None if another process was interrupted
 
 

@@ -68,6 +68,7 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
         ('name = "b"', 'name = "b/c"', "row 2: name"),
         ("set =", "sett =", "row 2.sett"),
         ("seeds = [1, 2]", "seed = [1, 2]", "did you mean plan.seeds"),
+        ("seeds = [1, 2]", 'ledgr = "x"', "did you mean plan.ledger"),
         ("seeds = [1, 2]", "seeds = [1, 1]", "row 1: seeds"),
         ("seeds = [1, 2]", 'seeds = ["1"]', "plan.seeds"),
         ("seeds = [1, 2]", 'stages = ["fine"]', "stages: fine"),

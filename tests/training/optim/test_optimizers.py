@@ -118,6 +118,15 @@ def test_one_cycle_over_a_run():
     assert optimizer.rate(7.0) == found[-1]  # more epochs than planned do not raise it again
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
+def test_rates_rise_and_fall(schedule):
+    optimizer = AdamW(1.0, schedule=schedule, warmup=0.25)
+    rates = [optimizer.rate(i / 100) for i in range(101)]
+    assert rates == sorted(rates[:26]) + sorted(rates[26:], reverse=True)
+    last = 1.0 if schedule == "constant" else 0.0
+    assert (rates[25], rates[-1]) == pytest.approx((1.0, last), abs=1e-3)
+
+
 def resumed(optimizer: ScheduledOptimizer, settings: dict) -> ScheduledOptimizer:
     _, again = begin(type(optimizer)(**settings))
     tensors, numbers = split_tensors(optimizer.state_dict())

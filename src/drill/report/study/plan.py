@@ -18,13 +18,13 @@ paper = "ptb-tied"  # whose figures of the paper are shown; those of the recipe 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from drill.errors import SettingsError
+from drill.errors import SettingsError, nearest
 from drill.language_modeling.build import derive_finetune_settings
 from drill.recipes.reader import NAME, apply_overrides, parsed
 from drill.report.results.runs import digest, same_but_seed, without
@@ -188,6 +188,11 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
         raise SettingsError("has no rows; add [[row]] with a name and a recipe")
     if "recipe" in shared:
         raise SettingsError("recipe: belongs into a [[row]]")
+    known = [*PLAN_KEYS, *(each.name for each in fields(PlanRow) if each.name != "recipe")]
+    for key in shared:
+        if key not in known:
+            hint = nearest(key, known, "plan.")
+            raise SettingsError(f"unknown setting{hint}", key=f"plan.{key}")
     name, options = tables.get("name", name), tables.get("options", {})
     ledger = tables.get("ledger", name)
     if not isinstance(name, str) or not isinstance(ledger, str) or not isinstance(options, dict):
