@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drill.cli.listings import APPLIES, _listed, _rows, descriptions
+from drill.cli.listings import _listed, _rows, descriptions
 from drill.layers import LAYERS
 from drill.recipes import reader
 from drill.recipes.reader import recipe_names
@@ -64,7 +64,7 @@ def test_settings_lists_every_setting(run_cli, cli_output, name):
     rows = {row["key"]: row for row in json.loads(out)}
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
     flat = flatten(recipe(path, ["training.epochs=7"]).tables())
-    assert flat.keys() - rows.keys() <= APPLIES.keys() | OF_SCHEDULES
+    assert flat.keys() - rows.keys() <= {"optimizer.ema_decay"} | OF_ENCODERS | OF_SCHEDULES
     assert all(row["value"] == flat[key] for key, row in rows.items())
     assert rows["training.epochs"]["value"] == 7
     assert all(row["type"] for row in rows.values())
@@ -100,6 +100,8 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     assert described == known
 
 
+OF_LENGTHS = {"training.random_lengths", "training.length_seed", "training.length_cap"}
+OF_ENCODERS = OF_LENGTHS | {"training.state_reset", "training.fsdp", "training.compile"}
 OF_SCHEDULES = {f"optimizer.{key}" for each in SCHEDULES.values() for key in each.reads}
 
 
@@ -116,15 +118,12 @@ def test_settings_shows_what_applies_to_the_schedule(schedule, shown):
 
 def test_settings_shows_what_applies_to_the_encoder():
     shown = {
-        name: {
-            row.key for row in _rows(recipe(name)) if row.key in APPLIES and "training." in row.key
-        }
+        name: {row.key for row in _rows(recipe(name)) if row.key in OF_ENCODERS}
         for name in ("demo-drill", "gpt-demo", "mt-demo")
     }
     assert shown["gpt-demo"] == {"training.fsdp", "training.compile"}
     assert shown["mt-demo"] == {"training.compile"}
-    of_lengths = {"training.random_lengths", "training.length_seed", "training.length_cap"}
-    assert shown["demo-drill"] == {*of_lengths, "training.state_reset"}
+    assert shown["demo-drill"] == {*OF_LENGTHS, "training.state_reset"}
 
 
 def test_settings_shows_the_choices_of_a_layer():

@@ -101,8 +101,8 @@ def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(path):
         progress(10, 10)
         return scored(point)
 
-    told = {"progress": lambda *now: seen.append(now), "report": cells.append}
-    run_grid(POINTS, evaluate, key="one", tokens=10, file=path, **told)
+    reported = {"progress": lambda *now: seen.append(now), "report": cells.append}
+    run_grid(POINTS, evaluate, key="one", tokens=10, file=path, **reported)
     assert seen == [(10, 40), (15, 40), (20, 40), (25, 40), (30, 40), (35, 40), (40, 40)]
     assert [cell.settings for cell in cells] == POINTS
 

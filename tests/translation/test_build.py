@@ -15,7 +15,7 @@ from drill.language_modeling.build import finetune_settings
 from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.loop import TRAINING_LOG
-from drill.training.run.environment import has_ended
+from drill.training.run.environment import ended_by
 from drill.training.run.folder import RunFolder
 from drill.translation import train as train_module
 from drill.translation.inference import Search, translate
@@ -115,7 +115,7 @@ def test_all_packages_that_are_missing_are_named_at_once(run_cli, monkeypatch):
     ],
 )
 def test_limit_that_comes_first_ends_a_run(in_workspace, limits, ended):
-    assert has_ended(RunFolder("runs/tiny"), small(*limits)) is ended
+    assert bool(ended_by(RunFolder("runs/tiny"), small(*limits))) is ended
 
 
 def test_changed_text_raises(in_workspace, tmp_path):

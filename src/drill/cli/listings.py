@@ -80,19 +80,6 @@ def _length(each: dict[str, Any]) -> str:
 # -- drill settings -------------------------------------------------------------------------------
 
 
-RECURRENT = ("awd-lstm", "rhn")
-APPLIES: Mapping[str, tuple[str, tuple[Any, ...]]] = {
-    "optimizer.ema_decay": ("optimizer.average", ("ema",)),
-    "training.random_lengths": ("encoder.name", RECURRENT),
-    "training.length_seed": ("encoder.name", RECURRENT),
-    "training.length_cap": ("encoder.name", RECURRENT),
-    "training.state_reset": ("encoder.name", RECURRENT),
-    "training.fsdp": ("encoder.name", ("hf",)),
-    "training.compile": ("encoder.name", ("rhn", "hf", "transformer")),
-}
-"""Settings that have an effect only with some values of another one, besides those of schedules."""
-
-
 LONGEST = 40  # characters of a cell; a longer one, such as a path, moves its own line alone
 
 
@@ -144,20 +131,15 @@ def settings_of(recipe: str, changes: Sequence[str]) -> list[Setting]:
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
-    from drill.training.optim.schedules import schedules_with
     from drill.training.schema import settable_arguments
-    from drill.training.settings import ENCODER_DEFAULTS, flatten
+    from drill.training.settings import ENCODER_DEFAULTS
 
-    given = flatten(settings.tables())
+    unused = _without_effect(settings)
     special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
     for table, values, call, names in _tables(settings):
         arguments = settable_arguments(call)
         for key, value in values.items():
-            if isinstance(value, dict):  # the wrapped layer, a table of its own
-                continue
-            schedules = ("optimizer.schedule", tuple(schedules_with(key)))
-            on, wanted = APPLIES.get(f"{table}.{key}", schedules)
-            if wanted and given.get(on) not in wanted:
+            if isinstance(value, dict) or f"{table}.{key}" in unused:  # a wrapped layer has a table
                 continue
             if key in arguments:
                 default = arguments[key].default
@@ -169,6 +151,27 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
                 default, kind = "", kinds[key]
             described = descriptions()[table.split(".")[0]].get(key, "")
             yield Setting(f"{table}.{key}", value, default, kind, described)
+
+
+def _without_effect(settings: "Settings") -> set[str]:
+    """Settings that nothing reads with this schedule, average and encoder."""
+    from drill.models import ENCODERS
+    from drill.training.optim.schedules import SCHEDULES
+
+    optimizer, encoder = settings.optimizer, ENCODERS.get(settings.encoder["name"])
+    every = {key for schedule in SCHEDULES.values() for key in schedule.reads}
+    read = SCHEDULES[optimizer["schedule"]].reads if "schedule" in optimizer else ()
+    unused = {f"optimizer.{key}" for key in every.difference(read)}
+    if optimizer.get("average") != "ema":
+        unused.add("optimizer.ema_decay")
+    if encoder is not None and encoder.carries_state:
+        unused.add("training.fsdp")
+    elif encoder is not None:
+        lengths = ("random_lengths", "length_seed", "length_cap", "state_reset")
+        unused.update(f"training.{key}" for key in lengths)
+    if encoder is not None and not encoder.can_compile:
+        unused.add("training.compile")
+    return unused
 
 
 def type_name(annotation: Any) -> str:

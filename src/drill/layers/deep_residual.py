@@ -114,7 +114,7 @@ class DeepResidual(MatrixLayer):
             be combined with ``zero_start``. "none": no gate.
         gate_count: the training count at which a gate of "frequency" is one half.
         counts: (V,) training counts of the labels, for gate="frequency".
-        correction: rank of a free correction of each label, beside the maps that all labels share;
+        correction: rank of a free correction of each label, next to the maps that all labels share;
             at most d_h. It starts at zero and adds correction*(V + d_h) parameters. 0: none.
         center: subtract the mean label in float32 before labels are rounded to a narrower dtype.
             Softmax ignores it, but the offset of sigmoid would cost 2 to 3 bits of bfloat16. The

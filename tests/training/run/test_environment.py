@@ -9,7 +9,7 @@ import pytest
 
 from drill.tasks import train
 from drill.training.run import environment as environment_module
-from drill.training.run.environment import commit, has_ended
+from drill.training.run.environment import commit, ended_by
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings
 from tests.helpers.language_models import rows, small, with_a_test_at
@@ -58,8 +58,8 @@ def test_time_in_tests_ends_no_run(tmp_path, text_folder):
         with_a_test_at(folder, 1000.0)
     train(small(text_folder, "training.epochs=3"), folder, device="cpu")
     assert RunFolder(folder).last_numbers()["elapsed"] >= 1000.0
-    assert not has_ended(RunFolder(folder), small(text_folder, "training.epochs=4", TEN_MINUTES))
-    assert has_ended(RunFolder(folder), small(text_folder, "training.epochs=3", TEN_MINUTES))
+    assert not ended_by(RunFolder(folder), small(text_folder, "training.epochs=4", TEN_MINUTES))
+    assert ended_by(RunFolder(folder), small(text_folder, "training.epochs=3", TEN_MINUTES))
 
 
 @pytest.mark.parametrize("epochs", [2, 3])

@@ -51,7 +51,7 @@ class PlanRow:
     set: Sequence[str] = ()
     finetune_set: Sequence[str] = ()
     paper: str | None = None
-    """The recipe whose published figures are shown beside this row; its own by default."""
+    """The recipe whose published figures are shown next to this row; its own by default."""
 
     def run(self, seed: int, stage: str) -> str:
         """The name of the run folder that a stage writes or evaluates."""

@@ -90,8 +90,8 @@ class States:
 
     def minutes(self, job: Job, by_others: bool = True) -> float | None:
         """Estimated: the mean of the row's finished jobs of this stage, else training.max_minutes
-        and what other rows take beside training (start, compilation, test), else, ``by_others``,
-        the mean of all rows; None: unknown."""
+        and what other rows take for the rest (start, compilation, test), else, ``by_others``, the
+        mean of all rows; None: unknown."""
         done = {
             each: seconds
             for each in self.plan.jobs()
@@ -101,8 +101,8 @@ class States:
             return mean(own) / 60
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
         if limit is not None:
-            beside = [seconds - self._trained(each) for each, seconds in done.items()]
-            return limit + (mean(beside) / 60 if beside else 0.0)
+            apart = [seconds - self._trained(each) for each, seconds in done.items()]
+            return limit + (mean(apart) / 60 if apart else 0.0)
         return mean(done.values()) / 60 if done and by_others else None
 
     def minutes_left(self, jobs: Sequence[Job], parallel: int = 1) -> str:

@@ -51,7 +51,7 @@ def record_start(start: Start, settings: Settings) -> None:
     """Log on a GPU how a run is trained, and describe it in its folder before the first write."""
     task = start.task
     run, device, model = task.run, task.device, task.model
-    if not task.world.is_main or has_ended(run, settings):
+    if not task.world.is_main or ended_by(run, settings):
         return
     try:
         used = task.kernels(autocast_dtype(settings.training["precision"], device))
@@ -123,11 +123,6 @@ def commit() -> str | None:
         return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def has_ended(run: RunFolder, settings: Settings) -> bool:
-    """Whether a run was tested and these settings ask for no more training."""
-    return ended_by(run, settings) is not None
 
 
 def ended_by(run: RunFolder, settings: Settings) -> str | None:

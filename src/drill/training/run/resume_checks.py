@@ -11,7 +11,7 @@ from drill.data.parallel.corpora import PARALLEL_NAMES
 from drill.data.text.catalog import NAMES
 from drill.errors import RunFolderError
 from drill.training.optim.schedules import SCHEDULES
-from drill.training.run.environment import ended_by, has_ended, used_limits
+from drill.training.run.environment import ended_by, used_limits
 from drill.training.run.folder import RunFolder
 from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, read_settings, recipe
 
@@ -73,7 +73,7 @@ def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> b
             "folder"
         )
     _check_limits(settings, own, run, warn)
-    if warn and not has_ended(run, settings):
+    if warn and not ended_by(run, settings):
         _warn_schedule_changes(settings, own, run)
     return True
 
@@ -97,7 +97,7 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
             continue
         amount = f"{round(trained, 2) or trained} {limit.removeprefix('max_')}"
         fault = f"{run.path}: has already used {amount}; set training.{limit} above that"
-        if not has_ended(run, settings):
+        if not ended_by(run, settings):
             raise RunFolderError(f"{fault} to resume, or give this one another --name")
         if warn:
             logger.warning(f"{fault} to resume: this is its result")

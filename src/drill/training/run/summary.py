@@ -12,7 +12,7 @@ from drill.recipes.reader import NAME
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.precision import resolve_precision
-from drill.training.run.environment import Start, has_ended
+from drill.training.run.environment import Start, ended_by
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, Settings
 
@@ -24,7 +24,7 @@ def run_summary(settings: Settings, run: RunFolder, device: torch.device, world:
     precision = resolve_precision(settings.training["precision"], device)
     several = f"{world.size} processes, " if world.size > 1 else ""
     verb = "resuming" if run.last.exists() else "training"
-    if has_ended(run, settings):
+    if ended_by(run, settings):
         verb = "already trained:"
     return (
         f"{verb} {settings.recipe} in {run.path}: {layer_in_words(settings.layer)}\n"
@@ -39,7 +39,7 @@ def sizes(settings: Settings, start: Start) -> str:
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {start.size}"
     )
-    lines = () if has_ended(run, settings) else start.remarks()
+    lines = () if ended_by(run, settings) else start.remarks()
     if run.last.exists():
         lines = lines[:1]
     return "\n".join([line, *(each for each in lines if each is not None)])
