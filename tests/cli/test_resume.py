@@ -93,7 +93,7 @@ def test_a_recipe_comes_before_a_folder_of_its_name(cli_error, workspace):
     """As in the folder that holds the runs."""
     (workspace / "demo-drill").mkdir()
     cli_error("train", "demo-drill", "--set", "data.corpus=nowhere", *ON_A_CPU, key="nowhere")
-    cli_error("train", "./demo-drill", *ON_A_CPU, key="demo-drill: is a folder without a run")
+    cli_error("train", "./demo-drill", *ON_A_CPU, key="demo-drill: is not a run folder")
 
 
 # -- a run that has ended, or trained more than is asked: nothing that it found is lost -----------

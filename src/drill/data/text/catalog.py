@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drill.data.optional_packages import check_packages
-from drill.errors import DataError
+from drill.errors import DataError, nearest
 
 SPLITS = ("train", "valid", "test")
 
@@ -101,10 +101,10 @@ def check_corpus(corpus: str) -> None:
     elif path.is_dir():
         files_in(path)
     elif not path.exists():
+        near = nearest(corpus, NAMES, otherwise="check the path")
         raise DataError(
-            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file",
+            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file{near}",
             key="data.corpus",
-            hint="check the path",
         )
 
 

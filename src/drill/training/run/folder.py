@@ -31,7 +31,14 @@ from typing import Any
 from torch import Tensor
 
 from drill.errors import CheckpointError, DrillError, RunFolderError
-from drill.files import WriteError, append_line, atomic_write, open_append, remove_parts
+from drill.files import (
+    WriteError,
+    append_line,
+    atomic_write,
+    nearest_path,
+    open_append,
+    remove_parts,
+)
 from drill.training.run import checkpoint
 
 logger = logging.getLogger("drill")
@@ -105,6 +112,13 @@ class RunFolder:
     def has_trained(self) -> bool:
         """Whether there is something to resume from or to use."""
         return any(path.exists() for path in (self.last, self.best, self.metrics))
+
+    def check_run(self, otherwise: str = "name one that `drill train` made") -> None:
+        """Raise RunFolderError for a folder without a run, or with files that cannot be read."""
+        if not self.recipe.exists():
+            near = nearest_run(self.path, otherwise)
+            raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){near}")
+        self.check_files()
 
     def check_files(self) -> None:
         """Raise RunFolderError for pipes and devices, which would keep a reader waiting."""
@@ -303,6 +317,12 @@ class RunFolder:
     def reading_last(self) -> AbstractContextManager[None]:
         """Inside, the last checkpoint is used: what it lacks is a CheckpointError."""
         return readable(self.last, checkpoint.HINT)
+
+
+def nearest_run(path: Path, otherwise: str) -> str:
+    """A hint for a path that is no run: runs of a similar name, next to it or in runs/ there."""
+    found = [*path.parent.glob("*/recipe.toml"), *path.parent.glob("runs/*/recipe.toml")]
+    return nearest_path(path, [each.parent for each in found], otherwise)
 
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True, nan: str | None = "nan") -> str:

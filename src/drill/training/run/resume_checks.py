@@ -31,12 +31,7 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
         The settings. Paths are those of the run, whatever the current folder is.
     """
     run = RunFolder(folder)
-    if not run.recipe.exists():
-        raise RunFolderError(
-            f"{run.path}: is a folder without a run (no recipe.toml); name a run folder to resume, "
-            "or a recipe: `drill recipes` lists them"
-        )
-    run.check_files()
+    run.check_run("name a run folder to resume, or a recipe: `drill recipes` lists them")
     settings = recipe(str(run.recipe), changes)
     found = with_text(settings, run)
     return settings if located(settings) == found else found
