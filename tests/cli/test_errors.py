@@ -101,6 +101,7 @@ def test_messages_are_one_line_of_bounded_length():
         (["train", "demo-tied", "--set", "layer.detph=3"], "depth of deep-residual"),
         ([*NEW, "--set", "data.corpus=gone"], "data.corpus: "),
         ([*NEW, "--set", "layer.activation=sin"], "layer.activation: "),
+        ([*NEW, "--set", "training.compile=true"], "AwdLstm"),
         ([*NEW, "--set", "encoder.impl=persistent"], "impl persistent"),
         ([*NEW, "--device", "meta"], "device meta: "),
         (["train", "mt-demo", "--set", "encoder.preset={}"], "encoder.preset: "),
