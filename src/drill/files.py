@@ -10,8 +10,8 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -91,9 +91,18 @@ def decode_text(raw: bytes, name: str, line: int = 1, *, nul: bool = False) -> s
     return text.replace("\r\n", "\n")
 
 
-def nearest_path(path: Path, known: Iterable[Path], otherwise: str) -> str:
-    """``nearest`` for a path that is missing, by the last part of known ones."""
-    names = {each.name.removesuffix(".toml"): str(each) for each in known}
+def nearest_path(path: Path, file: str, folder: str, otherwise: str) -> str:
+    """``nearest`` for a path that is missing, among those next to it and in a ``folder`` there.
+
+    Args:
+        file: "*.toml", or what folders of the kind of ``path`` hold, such as "*/recipe.toml".
+    """
+    names: dict[str, str] = {}
+    with suppress(OSError):  # a name may be too long
+        for pattern in (f"{folder}/{file}", file):
+            for found in path.parent.glob(pattern):
+                near = found.parent if "/" in file else found
+                names[near.name.removesuffix(".toml")] = str(near)
     return nearest(path.name.removesuffix(".toml"), names, otherwise=otherwise)
 
 

@@ -21,6 +21,10 @@ from tests.helpers.translators import set_by_command
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
 NEW = (*TINY, "--name", "new")
+MISSPELT = [
+    ["generate", "tiny"],
+    *([*words, "runs/tin"] for words in (["generate"], ["report"], ["ledger", "add"], ["play"])),
+]
 
 
 def test_a_drill_error_has_a_key_a_message_and_a_hint():
@@ -112,10 +116,8 @@ def test_messages_are_one_line_of_bounded_length():
         *(([*words, "nowhere"], "nowhere") for words in (["finetune"], ["settings"], ["report"])),
         (["data", "gone"], "gone: "),
         (["data", "ptbb"], "did you mean ptb?"),
-        (["generate", "runs/tin"], "did you mean runs/tiny?"),
         (["settings", "runs"], "runs: is not a run folder"),
-        (["generate", "tiny"], "did you mean runs/tiny?"),
-        (["ledger", "add", "runs/tin"], "did you mean runs/tiny?"),
+        *((words, "did you mean runs/tiny?") for words in MISSPELT),
         (["study", "studies/tin.toml"], "studies/tin.toml: "),
         ([*NEW, "--set", "training.epochs", "3"], "'training.epochs': "),
         ([*NEW, "--set", "training.epochs=1", "ptb-tied"], "--name new: "),

@@ -186,6 +186,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     Path("folder.toml").mkdir()
     assert f"{name}: cannot be read" in refused(name=name)
+    assert f"{name}/a.toml: cannot be read" in refused(name=f"{name}/a.toml")
     Path("mine.toml").touch()
     assert refused(name="mines.toml").endswith("did you mean mine.toml?")
 

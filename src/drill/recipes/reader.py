@@ -107,8 +107,7 @@ def parsed(path: Path) -> Table:
         raw = read_regular(path)
     except (OSError, ValueError) as error:  # a path may hold what no file name can
         fault = error.strerror if isinstance(error, OSError) else error
-        files = [*path.parent.glob("*.toml"), *path.parent.glob("studies/*.toml")]
-        near = nearest_path(path, files, "name a .toml file")
+        near = nearest_path(path, "*.toml", "studies", "name a .toml file")
         raise SettingsError(f"{path}: cannot be read ({fault}){near}") from None
     return _parsed(raw, str(path))
 

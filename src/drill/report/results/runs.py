@@ -150,8 +150,7 @@ def read_run(folder: Path | str) -> RunSummary:
     """
     files = RunFolder(folder)
     if not is_run(files.path):
-        near = nearest_run(files.path, "name one that `drill train` made")
-        raise RunError(f"is not a run folder{near}", key=str(folder))
+        raise RunError(f"is not a run folder{nearest_run(files.path)}", key=str(folder))
     try:
         return _summary(files)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

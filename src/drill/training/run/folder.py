@@ -43,6 +43,7 @@ from drill.training.run import checkpoint
 
 logger = logging.getLogger("drill")
 
+A_RUN = "name one that `drill train` made"
 NO_LOCKS = "there are no file locks here: do not train twice in one folder"
 
 
@@ -113,7 +114,7 @@ class RunFolder:
         """Whether there is something to resume from or to use."""
         return any(path.exists() for path in (self.last, self.best, self.metrics))
 
-    def check_run(self, otherwise: str = "name one that `drill train` made") -> None:
+    def check_run(self, otherwise: str = A_RUN) -> None:
         """Raise RunFolderError for a folder without a run, or with files that cannot be read."""
         if not self.recipe.exists():
             near = nearest_run(self.path, otherwise)
@@ -319,10 +320,9 @@ class RunFolder:
         return readable(self.last, checkpoint.HINT)
 
 
-def nearest_run(path: Path, otherwise: str) -> str:
-    """A hint for a path that is no run: runs of a similar name, next to it or in runs/ there."""
-    found = [*path.parent.glob("*/recipe.toml"), *path.parent.glob("runs/*/recipe.toml")]
-    return nearest_path(path, [each.parent for each in found], otherwise)
+def nearest_run(path: Path, otherwise: str = A_RUN) -> str:
+    """A hint for a path that is no run."""
+    return nearest_path(path, "*/recipe.toml", "runs", otherwise)
 
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True, nan: str | None = "nan") -> str:

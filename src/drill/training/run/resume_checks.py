@@ -109,7 +109,8 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
         ended, more = [reason], ""
         if reason != "patience":  # more of a limit changes nothing then
             ended = [key for key in limits if limits[key] >= (training[key] or math.inf)]
-            more = f" and has used {' and '.join(used[key] for key in ended)}; set a larger one"
+            more = f" (used: {', '.join(used[key] for key in ended)}); raise "
+            more += f"{'it' if len(ended) == 1 else 'them'} to train further"
         by = " and ".join(f"training.{key} {training[key]}" for key in ended)
         logger.warning(f"{run.path}: was ended by {by}{more}")
 
@@ -141,8 +142,8 @@ def warn_of_another_end(settings: Settings, own: Settings, run: RunFolder) -> No
     if changes and moved:
         moved = [f"{key} {values[key]}" for key in moved]
         logger.warning(
-            f"{run.path}: {' and '.join(changes)} changes what depends on the run's end: "
-            f"{', '.join(moved)}; the learning rate may jump here"
+            f"{run.path}: with {' and '.join(changes)} the run's end moves, and with it "
+            f"{' and '.join(moved)}; the learning rate may jump here"
         )
 
 
