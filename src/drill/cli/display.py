@@ -32,11 +32,7 @@ def console() -> Console:
 def plain_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, **options: Any
 ) -> Table:
-    """A table with a line below its headings, and where a row is empty.
-
-    Args:
-        left: number of columns that are aligned to the left.
-    """
+    """A table with ``left`` columns of text, a line below its headings and where a row is empty."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
     for n, heading in enumerate(headings):
         table.add_column(heading, justify="left" if n < left else "right", no_wrap=n < left)
@@ -60,9 +56,7 @@ def table_text(table: "markup.Table") -> str:
 class TrainingDisplay:
     """Shows the progress of a run; give ``show`` and ``say`` to ``drill.train``.
 
-    Args:
-        quiet: a line about once a minute only.
-        silent: nothing at all, as in all processes but the first.
+    ``quiet``: a line about once a minute; ``silent``: nothing, as in all processes but the first.
     """
 
     def __init__(self, quiet: bool = False, silent: bool = False) -> None:

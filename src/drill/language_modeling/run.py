@@ -221,11 +221,7 @@ def vocabulary_of(run: RunFolder) -> Vocabulary:
 def load_language_model(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> LanguageModelRun:
-    """The language model of a run in eval mode.
-
-    Args:
-        weights: by default the best ones, or the last before the first validation.
-    """
+    """The language model of a run in eval mode; by default with its best or last weights."""
     run = RunFolder(folder)
     settings = settings_of(run, LANGUAGE_MODEL)
     vocabulary = vocabulary_of(run)

@@ -317,10 +317,8 @@ class TrainingState(abc.ABC):
     def cut_metrics(self, run: RunFolder, world: World) -> bool:
         """Cut off lines after the checkpoint: those steps are trained again.
 
-        The line of a test is cut too, but its time still counts as elapsed.
-
-        Returns:
-            Whether there was such time; save at once, so that a kill does not lose it.
+        The line of a test is cut too, but its time still counts as elapsed. Returns whether there
+        was such time: save at once, so that a kill does not lose it.
         """
         tested = run.test_row() if world.is_main else None
         spent = 0.0

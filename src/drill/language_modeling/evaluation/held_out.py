@@ -60,13 +60,7 @@ def score_held_out(
     autocast: torch.dtype | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> HeldOutScores:
-    """Score the words that ``added`` has and ``run`` has not.
-
-    Args:
-        ids: the text as ``added`` reads it, (N,).
-        batch_size: streams that the text is cut into.
-        progress: called with the tokens done, and how many there are.
-    """
+    """Score the words that ``added`` has and ``run`` has not, in a text as ``added`` reads it."""
     bptt = run.settings.training["bptt"]
     known, unknown = len(run.vocabulary), run.vocabulary.ids[UNK]
     data = check_and_batchify("score_held_out", added.model, ids, batch_size)

@@ -62,12 +62,9 @@ class AveragedSgd(Optimizer):
         return loss
 
     def advance(self) -> list[tuple[float, float]]:
-        """Count a step of all parameters that another takes.
+        """Count a step that a kernel takes, with all parameters.
 
-        For what changes weights and averages in one pass. Every parameter has to take part.
-
-        Returns:
-            r_n and the share of w_n in a_n, for each parameter group.
+        Returns r_n and the share of w_n in a_n, for each parameter group.
         """
         for group in self.param_groups:
             for p in group["params"]:
