@@ -139,8 +139,7 @@ def finetune(
     _check_name(name)
     settings = finetune_settings(run)
     if change:
-        tables = {"recipe": settings.recipe, "init_from": settings.init_from, **settings.tables()}
-        settings = resolve_settings(apply_overrides(tables, change))
+        settings = resolve_settings(apply_overrides(settings.to_dict(), change))
     run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
     _train(settings, folder, device, quiet)

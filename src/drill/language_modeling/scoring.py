@@ -255,5 +255,4 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
 
 
 def expand_state(state: State, batch: int) -> State:
-    """A state of a batch of 1, expanded to ``batch`` sequences."""
     return map_state(lambda part: part.expand(*part.shape[:-2], batch, -1).contiguous(), state)
