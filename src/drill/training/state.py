@@ -46,7 +46,6 @@ class Score:
         return perplexity_of(self.loss)
 
     def row(self, split: str) -> dict[str, float]:
-        """What a row of metrics.jsonl has about it."""
         return {f"{split}_loss": self.loss, f"{split}_perplexity": self.perplexity}
 
 
@@ -177,7 +176,6 @@ class TrainingState(abc.ABC):
     def validation_row(
         self, score: Score, *, lr: float, averaged: bool, best: bool
     ) -> dict[str, Any]:
-        """A row of metrics.jsonl after a validation."""
         return {
             **self._row(self.loss if self.position > 0 else None, lr),
             **score.row("valid"),

@@ -38,6 +38,5 @@ def _library() -> Any:
 
 
 def tokenizer_name(language: str, *, split_compounds: bool = False) -> str:
-    """For the signature of a score."""
     name = f"moses-{language}-sacremoses-{_library().__version__}"
     return f"{name}-compounds" if split_compounds else name

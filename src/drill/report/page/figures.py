@@ -45,7 +45,6 @@ class Figure:
 
     @property
     def data(self) -> str:
-        """The rows as CSV."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()

@@ -156,7 +156,6 @@ class Server:
     # -- HTTP ---------------------------------------------------------------------------------
 
     def app(self) -> ASGIApp:
-        """The ASGI application."""
         routes = [
             *(Route(path, partial(_file, file), methods=["GET"]) for path, file in FILES.items()),
             *(  # without the lock: they do not use the models

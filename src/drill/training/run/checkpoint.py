@@ -219,7 +219,6 @@ def sharded_as(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def strip_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
-    """Values whose names start with ``prefix``, without it."""
     return {name[len(prefix) :]: v for name, v in values.items() if name.startswith(prefix)}
 
 

@@ -29,7 +29,6 @@ class WeightsInfo:
     fingerprint: str  # equal for equal weights, bit for bit
 
     def row(self) -> dict[str, Any]:
-        """Entries for a row of evaluations.jsonl."""
         when = {f"weights_{key}": value for key, value in self.when.items()}
         return {"weights": self.weights, **when, "weights_fingerprint": self.fingerprint}
 
@@ -49,7 +48,6 @@ def settings_of(run: RunFolder, task: str | None = None) -> Settings:
 
 
 def task_of(folder: Path | str) -> str:
-    """What the run of a folder was trained for."""
     return settings_of(RunFolder(folder)).task
 
 
