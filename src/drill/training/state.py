@@ -16,14 +16,7 @@ from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.progress import perplexity_of
-from drill.training.run.checkpoint import (
-    check_fits,
-    copied,
-    copy_into,
-    load,
-    split_tensors,
-    strip_prefix,
-)
+from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder, readable
 
 logger = logging.getLogger("drill")
@@ -153,7 +146,7 @@ class TrainingState(abc.ABC):
         better = self.best is None or score.loss < self.best.loss
         if better:
             self.best, self.best_epoch = score, self.epoch
-            self.best_weights = copied(model, world.is_main)
+            self.best_weights = checkpoint.copied(model, world.is_main)
         return better
 
     def next_epoch(self) -> None:
@@ -256,7 +249,7 @@ class TrainingState(abc.ABC):
         self.tick()
         tensors, numbers = self.state_dict(world)
         tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
-        moments, numbers["optimizer"] = split_tensors(optimizer.state_dict())
+        moments, numbers["optimizer"] = checkpoint.split_tensors(optimizer.state_dict())
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
         tensors = world.gather(tensors)
         if world.is_main:
@@ -295,9 +288,10 @@ class TrainingState(abc.ABC):
                     f"{run.path}: the text has changed since this run was saved; restore it, or "
                     "train under another name"
                 )
-            parameters = dict(model.named_parameters())
-            copy_into(parameters, strip_prefix("model/", tensors), str(run.last))
-            optimizer.load_state_dict(strip_prefix("optimizer/", tensors) | numbers["optimizer"])
+            weights = checkpoint.strip_prefix("model/", tensors)
+            checkpoint.copy_into(dict(model.named_parameters()), weights, str(run.last))
+            moments = checkpoint.strip_prefix("optimizer/", tensors)
+            optimizer.load_state_dict(moments | numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)
         return True
 
@@ -309,8 +303,8 @@ class TrainingState(abc.ABC):
         """Raise CheckpointError now if a file that training reads later is damaged."""
         fix = f"restore it from a copy, or remove {run.last} to start over"
         for path in self.weight_files(run):
-            tensors, _ = load(path, fix)
-            check_fits(dict(model.named_parameters()), tensors, str(path))
+            tensors, _ = checkpoint.load(path, fix)
+            checkpoint.check_fits(dict(model.named_parameters()), tensors, str(path))
 
     def cut_metrics(self, run: RunFolder, world: World) -> bool:
         """Cut off lines after the checkpoint: those steps are trained again.

@@ -50,8 +50,7 @@ def tiny(monkeypatch):
     """A standard corpus of six lines."""
     train, valid, test = (hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values())
     known = CorpusInfo((6, 4, 4), 6, (train, valid, test), (8, 5, 4), ((), (), ()), "none")
-    for module in ("corpora", "catalog"):
-        monkeypatch.setattr(f"drill.data.text.{module}.CORPORA", {"tiny": known})
+    monkeypatch.setattr("drill.data.text.catalog.CORPORA", {"tiny": known})
 
 
 # -- own text -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,14 +30,12 @@ def evaluate_translation(
     splits: Sequence[str],
     files: tuple[Path, Path] | None,
     *,
-    beam_size: int | None,
-    length_penalty: float | None,
-    batch_tokens: int,
     words: bool,
     tokenize: str | None,
     precision: Precision,
     as_json: bool,
     quiet: bool,
+    **search_options: Any,
 ) -> None:
     """Print a line for each split, or for the ``files``, and add it to RUN/evaluations.jsonl.
 
@@ -56,12 +55,7 @@ def evaluate_translation(
         for about, text, pairs in [_read(run, *files)] if files else own_texts:
             start = time.monotonic()
             with (
-                run.search(
-                    beam_size,
-                    precision=chosen,
-                    length_penalty=length_penalty,
-                    batch_tokens=batch_tokens,
-                ) as search,
+                run.search(precision=chosen, **search_options) as search,
                 Counter(text_name(about), quiet) as progress,
                 out_of_memory_hint(
                     f"the evaluation of {run.folder.path}",
