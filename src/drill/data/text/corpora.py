@@ -157,7 +157,8 @@ def _text(name: str, split: str, fetch: bool, progress: OnProgress | None) -> st
                 f"{path} is missing; put it there, or set DRILL_DATA to the folder that holds "
                 f"{name}/{split}.txt"
             )
-        download(known.urls[index], path, md5, known.sizes[index], progress)
+        urls = [url.format(split) for url in known.urls]
+        download(urls, path, md5, known.sizes[index], progress)
     raw = read_bytes(path)
     found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if found != md5:
