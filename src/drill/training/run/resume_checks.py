@@ -85,23 +85,23 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
                 "this one another --name, or remove the folder"
             )
         return
-    limits = used_limits(run)
+    limits, ended = used_limits(run), ended_by(run, settings)
     for limit, trained in limits.items():
         asked, before = settings.training.get(limit), own.training.get(limit)
         if asked is None or trained <= asked or (before is not None and before <= asked):
             continue
         amount = f"{round(trained, 2) or trained} {limit.removeprefix('max_')}"
         fault = f"{run.path}: has already used {amount}; set training.{limit} above that"
-        if not ended_by(run, settings):
+        if not ended:
             raise RunFolderError(f"{fault} to resume, or give this one another --name")
         if warn:
             logger.warning(f"{fault} to resume: this is its result")
         return
-    reason = ended_by(run, settings) if warn else None
-    if reason and any(settings.training[each] != own.training[each] for each in limits):
-        more = "" if reason == "patience" else "; raise that to train further"
-        given = settings.training[reason]
-        logger.warning(f"{run.path}: was ended by training.{reason} {given}{more}")
+    changed = any(settings.training[each] != own.training[each] for each in limits)
+    if warn and ended and changed:
+        more = "" if ended == "patience" else "; raise that to train further"
+        given = settings.training[ended]
+        logger.warning(f"{run.path}: was ended by training.{ended} {given}{more}")
 
 
 def _warn_schedule_changes(settings: Settings, own: Settings, run: RunFolder) -> None:
