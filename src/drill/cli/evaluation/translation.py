@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from drill.cli.display import Counter, note, table_text
+from drill.cli.display import counting, note, table_text
 from drill.cli.evaluation.language_model import Row, evaluation_rows, text_name
 from drill.cli.options import Precision
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
@@ -56,7 +56,7 @@ def evaluate_translation(
             start = time.monotonic()
             with (
                 run.search(precision=chosen, **search_options) as search,
-                Counter(text_name(about), quiet) as progress,
+                counting(text_name(about), quiet) as progress,
                 out_of_memory_hint(
                     f"the evaluation of {run.folder.path}",
                     "take a smaller --batch-tokens or --beam",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option, echo
 
 from drill.cli import options
-from drill.cli.display import Counter, note
+from drill.cli.display import counting, note
 from drill.errors import SettingsError
 
 STREAMS = (
@@ -71,7 +71,7 @@ def analyse(
     if not no_rank:
         for name, run in loaded.items():
             given = run.settings.training
-            with Counter(f"rank of {name}", quiet) as progress:
+            with counting(f"rank of {name}", quiet) as progress:
                 ranks[name] = log_prob_rank(
                     run.model,
                     run.ids.test,

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ NEAREST = 5  # labels that are listed next to a label
 logger = logging.getLogger("drill")
 
 
+@dataclass
 class RunComparison:
     """Collects the test losses of runs, their calibration and labels, and generated samples.
 
@@ -46,17 +48,15 @@ class RunComparison:
     ``words``, by default of one word of each band.
     """
 
-    def __init__(
-        self,
-        edges: Sequence[int] | None = None,
-        prompts: Sequence[str] = ("",),
-        words: Sequence[str] = (),
-        say: Say = logger.info,
-    ) -> None:
-        self.edges, self.prompts, self.words, self.say = edges, prompts, words, say
-        self.samples: dict[str, list[str]] = {}
-        self._texts: dict[tuple[Hashable, ...], tuple[TextBands, Tensor]] = {}
-        """By words and targets: the text, and its losses (N,) by the first run."""
+    edges: Sequence[int] | None = None
+    prompts: Sequence[str] = ("",)
+    words: Sequence[str] = ()
+    say: Say = logger.info
+    samples: dict[str, list[str]] = field(default_factory=dict, init=False)
+    _texts: dict[tuple[Hashable, ...], tuple[TextBands, Tensor]] = field(
+        default_factory=dict, init=False
+    )
+    """By words and targets: the text, and its losses (N,) by the first run."""
 
     @property
     def texts(self) -> list[TextBands]:
