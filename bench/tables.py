@@ -278,7 +278,15 @@ def verdict(line: Aim) -> str:
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
 TRANSLATORS = "docs/figures.md#the-translators"
-STUDIES = ("ptb-full-length", "ptb", "demo-maps", "demo-norm", "multi30k", "multi30k-maps")
+STUDIES = (
+    "ptb-full-length",
+    "ptb",
+    "demo-maps",
+    "demo-norm",
+    "multi30k",
+    "multi30k-maps",
+    "multi30k-maps-2",
+)
 COMPARED = "europarl"
 """The corpus whose layers are compared by single runs, not by a study."""
 

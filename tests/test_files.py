@@ -25,10 +25,12 @@ from tests.helpers.files import disk_full
 @pytest.mark.parametrize(
     ("raw", "fault", "hint"),
     [
-        (b"text\n\0\0", "line 2 has a NUL byte", "save it as UTF-8"),
+        (b"text\n\0\0", "line 2 has a NUL byte", "name a text file"),
         (b"\xef\xbb\xbfcaf\xe9\nau lait\n", "line 1 is not UTF-8", "iconv -f latin1"),
         ("a\nb\n".encode("utf-16"), "line 1 is not UTF-8", "iconv -f utf-16"),
-        ("a\nb\n".encode("utf-16-le"), "line 1 has a NUL byte", "save it as UTF-8"),
+        ("a\nb\n".encode("utf-16-le"), "line 1 has a NUL byte", "iconv -f utf-16le"),
+        ("a\nb\n".encode("utf-32"), "line 1 is not UTF-8", "iconv -f utf-32"),
+        (b"\0\0\xfe\xff" + "a\n".encode("utf-32-be"), "line 1 is not UTF-8", "iconv -f utf-32"),
     ],
 )
 def test_what_is_not_utf8_is_named(tmp_path, raw, fault, hint):

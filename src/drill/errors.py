@@ -1,7 +1,8 @@
 """Errors that a user can act on: DrillError and its kinds; hints for unknown names."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 
 class DrillError(Exception):
@@ -98,16 +99,41 @@ def check_value(
     require(ok, "", name, expected, value, error)
 
 
-def near_ones(word: str, known: Sequence[str]) -> list[str]:
+def near_ones(word: str, known: Iterable[str]) -> list[str]:
     """Up to three names that ``word`` may have been meant as: the nearest, and those as near."""
+    known = list(known)
+    short = "".join(part[:1] for part in word.split("_"))
+    if len(short) > 1 and short in known:  # lr of learning_rate
+        return [short]
     found = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     likeness = [difflib.SequenceMatcher(None, each, word).ratio() for each in found]
     return [each for each, like in zip(found, likeness, strict=True) if like > likeness[0] - 0.1]
 
 
-def nearest(word: str, known: list[str], prefix: str = "") -> str:
-    """A hint for an unknown name; ``prefix`` makes suggestions full keys: ``layer.depth``."""
-    near = near_ones(word, known)
-    if near:
-        return f"; did you mean {' or '.join(prefix + each for each in near)}?"
-    return f"; known are {', '.join(known)}"
+def nearest(
+    word: str,
+    known: Iterable[str] | Mapping[str, str],
+    *,
+    others: Mapping[str, Iterable[str]] = MappingProxyType({}),
+    chooser: str = "",
+    otherwise: str | None = None,
+) -> str:
+    """A hint for an unknown name: what it may have been meant as.
+
+    Args:
+        known: names, or each with the text that suggests it: ``{"depth": "layer.depth"}``.
+        others: what could have been chosen instead -> its names.
+        chooser: the setting that chooses among ``others``.
+        otherwise: is said where no name is near; all that are known by default.
+    """
+    known = known if isinstance(known, Mapping) else {each: each for each in known}
+    owners: dict[str, list[str]] = {}
+    for owner, names in others.items():
+        for each in names:
+            owners.setdefault(each, []).append(owner)
+    first = "".join(difflib.get_close_matches(word, [*known, *owners], n=1))
+    if first and first not in known:
+        return f"; did you mean {first} of {' or '.join(owners[first])}? then set {chooser} too"
+    if near := near_ones(word, known):
+        return f"; did you mean {' or '.join(known[each] for each in near)}?"
+    return f"; {otherwise or 'known are ' + ', '.join(known)}"

@@ -11,15 +11,20 @@ import secrets
 import stat
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from drill.errors import DataError, DrillError
+from drill.errors import DataError, DrillError, nearest
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
+OTHER_MARKS = {  # byte order marks of other encodings
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what a user may have of it
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
 NOT_REGULAR = "not a regular file"
@@ -58,24 +63,47 @@ class WriteError(DrillError, OSError):
         return f"{self.filename}: cannot be written ({self.reason}); {self.hint}"
 
 
-def decode_text(raw: bytes, name: str) -> str:
-    """UTF-8 without a byte order mark, ``\\r\\n`` as ``\\n``; ``name`` is for errors."""
-    raw = raw.removeprefix(BYTE_ORDER_MARK)
+def decode_text(raw: bytes, name: str, line: int = 1, *, nul: bool = False) -> str:
+    """UTF-8 without a byte order mark, ``\\r\\n`` as ``\\n``.
+
+    Args:
+        name: of the file, for errors.
+        line: the number of the first line.
+        nul: allow NUL.
+    """
+    if line == 1:
+        raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
         text = raw.decode("utf-8")
-        wrong = raw.find(b"\0")
+        wrong = -1 if nul else raw.find(b"\0")
     except UnicodeDecodeError as error:
         wrong = error.start
     if wrong >= 0:
-        line, byte = raw.count(b"\n", 0, wrong) + 1, raw[wrong]
+        line, byte = line + raw.count(b"\n", 0, wrong), raw[wrong]
         fault = f"is not UTF-8 text (byte {byte:#04x})" if byte else "has a NUL byte"
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
-        if raw.startswith(UTF_16):
-            fix = "convert the file with iconv -f utf-16 -t utf-8"
+        marked = next((mark for mark in OTHER_MARKS if raw.startswith(mark)), None)
+        if marked is not None:
+            fix = f"convert the file with iconv -f {OTHER_MARKS[marked]} -t utf-8"
         elif byte == 0:
-            fix = "name a text file, and save it as UTF-8"
-        raise DataError(f"{name}: line {line} {fault}; {fix}")
+            fix = "name a text file; if it is UTF-16, convert it with iconv -f utf-16le -t utf-8"
+        raise DataError(f"line {line} {fault}", key=name, hint=fix)
     return text.replace("\r\n", "\n")
+
+
+def nearest_path(path: Path, file: str, folder: str, otherwise: str) -> str:
+    """``nearest`` for a path that is missing, among those next to it and in a ``folder`` there.
+
+    Args:
+        file: "*.toml", or what folders of the kind of ``path`` hold, such as "*/recipe.toml".
+    """
+    names: dict[str, str] = {}
+    with suppress(OSError):  # a name may be too long
+        for pattern in (f"{folder}/{file}", file):
+            for found in path.parent.glob(pattern):
+                near = found.parent if "/" in file else found
+                names[near.name.removesuffix(".toml")] = str(near)
+    return nearest(path.name.removesuffix(".toml"), names, otherwise=otherwise)
 
 
 def read_bytes(path: Path, kind: str = "text") -> bytes:

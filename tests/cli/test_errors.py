@@ -21,6 +21,10 @@ from tests.helpers.translators import set_by_command
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
 NEW = (*TINY, "--name", "new")
+MISSPELT = [
+    ["generate", "tiny"],
+    *([*words, "runs/tin"] for words in (["generate"], ["report"], ["ledger", "add"], ["play"])),
+]
 
 
 def test_a_drill_error_has_a_key_a_message_and_a_hint():
@@ -101,6 +105,7 @@ def test_messages_are_one_line_of_bounded_length():
         (["train", "demo-tied", "--set", "layer.detph=3"], "depth of deep-residual"),
         ([*NEW, "--set", "data.corpus=gone"], "data.corpus: "),
         ([*NEW, "--set", "layer.activation=sin"], "layer.activation: "),
+        ([*NEW, "--set", "training.compile=true"], "AwdLstm"),
         ([*NEW, "--set", "encoder.impl=persistent"], "impl persistent"),
         ([*NEW, "--device", "meta"], "device meta: "),
         (["train", "mt-demo", "--set", "encoder.preset={}"], "encoder.preset: "),
@@ -110,6 +115,12 @@ def test_messages_are_one_line_of_bounded_length():
         ),
         *(([*words, "nowhere"], "nowhere") for words in (["finetune"], ["settings"], ["report"])),
         (["data", "gone"], "gone: "),
+        (["data", "ptbb"], "did you mean ptb?"),
+        (["settings", "runs"], "runs: is not a run folder"),
+        *((words, "did you mean runs/tiny?") for words in MISSPELT),
+        (["study", "studies/tin.toml"], "studies/tin.toml: "),
+        ([*NEW, "--set", "training.epochs", "3"], "'training.epochs': "),
+        ([*NEW, "--set", "training.epochs=1", "ptb-tied"], "--name new: "),
         (["data", "multi30k", "--min-count", "2"], "--min-count: "),
         (["export", "runs/tiny", "out"], "runs/tiny: "),
         (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),

@@ -405,7 +405,7 @@ def test_untied_model_can_share_its_embedding():
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
-        ({"layer": "tied", "depth": 1}, TypeError, "depth.*bias"),
+        ({"layer": "tied", "depth": 1}, TypeError, "depth of deep-residual"),
         (
             {"layer": "softcap", "inner": {"dept": 1}, "zero_start": False},
             TypeError,
@@ -479,11 +479,21 @@ def test_models_whose_head_cannot_be_replaced():
         (ValueError, "deep-residul", {}, "deep-residual"),
         (ValueError, 4, {}, "known are"),
         (TypeError, "deep-residual", {"dept": 2}, "depth"),
+        (TypeError, "deep-residual", {"experts": 2}, "experts of mixture or mixtape or doc"),
+        (ValueError, "mixture", {"inner": {"name": "deep-residul"}}, "deep-residual"),
+        (TypeError, "mixture", {"inner": {"depth": 2}}, "depth of deep-residual"),
     ],
 )
 def test_a_misspelt_layer_or_option_names_the_nearest(error, layer, options, meant):
     with pytest.raises(error, match=f"; (did you mean )?{meant}"):
-        attach(build("llama"), layer, **options)
+        attach(build("llama"), layer, **options, zero_start=layer != "mixture")
+
+
+def test_an_inner_layer_is_a_dict_and_options_without_a_default_are_needed():
+    with pytest.raises(TypeError, match="inner must be a dict"):
+        attach(build("llama"), "mixture", inner="deep-residual", zero_start=False)
+    with pytest.raises(TypeError, match="AdaptiveSoftmax needs the option cutoffs"):
+        attach(build("llama"), "adaptive", zero_start=False)
 
 
 def test_another_head_than_the_one_attached_raises():

@@ -154,7 +154,7 @@ def test_centring_keeps_the_offset_of_sigmoid_out_of_bfloat16():
     ("options", "reason"),
     [
         ({"center": True}, "centred"),
-        ({"norm": "rms"}, "norm='rms'"),
+        ({"norm": "rms", "residual_between": True}, "residual_between"),
         ({"block": "mlp"}, "block='mlp'"),
     ],
 )

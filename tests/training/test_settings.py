@@ -145,13 +145,16 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(corpus, layer)
         ("encoder.name=awd", "encoder.name", "did you mean awd-lstm?"),
         ("encoder.embedding=x", "encoder.embedding", "did you mean "),
         ("optimizer.name=adam", "optimizer.name", "did you mean adamw?"),
+        ("optimizer.learning_rate=1", "optimizer.learning_rate", "did you mean optimizer.lr?"),
+        ("layer.experts=2", "layer.experts", "did you mean experts of mixture or"),
+        ("recipe=mine", "recipe", "cannot be changed"),
         ("training.name=sgd", "training.name", "unknown setting; "),
         ("layer.inner.name=tied", "layer.inner", "deep-residual wraps no other layer"),
         ("layer=3", "layer", "must be a table, got 3; write [layer]"),
         ("layer.name=tied layer=3", "layer", "must be a table, got 3"),
         ("epochs=2 layer.depth=x", "epochs", "did you mean"),  # one fault hides no other
         ("training.epochs.x=1", "training.epochs", "must be an integer, got {'x': 1}"),
-        ("layer.name=adaptive", "layer.cutoffs", "is missing"),
+        ("layer.name=adaptive", "layer.cutoffs", "such as [100, 1000]"),
         ("layer.name=adaptive layer.cutoffs=[1,2.5]", "layer.cutoffs", "a list of integers"),
         ("layer.name=adaptive layer.cutoffs=3", "layer.cutoffs", "a list of integers"),
         ("layer.name=mixture layer.inner=tied", "layer.inner", "must be a table"),
@@ -183,6 +186,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     Path("folder.toml").mkdir()
     assert f"{name}: cannot be read" in refused(name=name)
+    assert f"{name}/a.toml: cannot be read" in refused(name=f"{name}/a.toml")
+    Path("mine.toml").touch()
+    assert refused(name="mines.toml").endswith("did you mean mine.toml?")
 
 
 # -- kinds ----------------------------------------------------------------------------------------
@@ -196,7 +202,7 @@ WRONG = [
     "training.length_seed=-1", "training.patience=-1", "optimizer.lr=inf",
     "optimizer.lr=1979-05-27", "encoder.embedding_dim=0", "encoder.embedding_dim=true",
     "encoder.hidden_size=1000000000", "layer.depth=1000000000", "encoder.output_size=[1]",
-    "data.corpus=3", "recipe=3", "init_from=3", "training.validate_every=0",
+    "data.corpus=3", "init_from=3", "training.validate_every=0",
     "training.log_every=0", "training.max_minutes=0", "training.max_minutes=nan",
     "training.adversarial=-0.1", "training.adversarial=nan", "training.state_reset=1",
 ]  # fmt: skip
@@ -223,6 +229,8 @@ INNER = "layer.name=mixture layer.inner.name=deep-residual layer.inner.depth=-1"
         (INNER, "layer.inner.depth: "),
         ("layer.gate_count=50.0", "layer.gate_count: "),
         ("layer.gate=label layer.depth=0", "layer.depth: "),
+        ("encoder.output_size=24", "layer.hidden_size: "),
+        ("layer.name=dual layer.residual=true layer.joint_size=9", "layer.joint_size: "),
         # nobody has set the hidden size, so no key can be named
         ("layer.depth=0 encoder.output_size=24", "the recipe ptb-drill-4 makes no model: "),
     ],
@@ -315,7 +323,7 @@ def test_a_recipe_that_starts_from_itself_is_refused(tmp_path, bases):
 
 
 WRONG_BASES = [b"3", b"''", b"['ptb-tied']", b"'ptb-tide'", b"'none.toml'"]
-NO_TOML = [b"[layer", b"\xff", b"a = 1\na = 2", b"x = " + b"[" * 10**5]
+NO_TOML = [b"[layer", b"a = 1\na = 2", b"x = " + b"[" * 10**5]
 
 
 @pytest.mark.parametrize(
@@ -323,6 +331,7 @@ NO_TOML = [b"[layer", b"\xff", b"a = 1\na = 2", b"x = " + b"[" * 10**5]
     [
         *((b"base = " + base, "is neither a recipe|cannot be read") for base in WRONG_BASES),
         *((raw, r"^\S+a\.toml: is not TOML \(") for raw in NO_TOML),
+        *(("a = 1".encode(code), rf"a\.toml: line 1 .*{code}") for code in ("utf-16", "utf-16le")),
     ],
 )
 def test_a_wrong_base_and_what_is_no_toml_are_named(tmp_path, raw, fault):

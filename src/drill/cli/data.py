@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from drill.cli.display import counting
-from drill.errors import DataError, SettingsError
+from drill.errors import DataError, SettingsError, nearest
 
 DEFAULT = ("en", "de")  # languages of the recipes
 
@@ -125,9 +125,10 @@ def data(
         echo(f"{corpus}: {of}pairs {sizes}; training words {words}")
         return
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
+        names = [*NAMES, *PARALLEL_NAMES]
+        near = nearest(corpus, names, otherwise="check the path")
         raise DataError(
-            f"{corpus}: is neither a corpus ({', '.join([*NAMES, *PARALLEL_NAMES])}) nor a folder "
-            f"or file; check the path, or take a name that `drill data` lists"
+            f"is neither a corpus ({', '.join(names)}) nor a folder or file{near}", key=corpus
         )
     from drill.training.run.summary import share_of_unknown
     from drill.training.settings import recipe

@@ -124,10 +124,14 @@ def settings(
 
 def settings_of(recipe: str, changes: Sequence[str]) -> list[Setting]:
     """The settings of a recipe or run folder that have an effect."""
+    from drill.training.run.folder import RunFolder
     from drill.training.settings import recipe as read_recipe
 
-    name = os.path.join(recipe, "recipe.toml") if os.path.isdir(recipe) else recipe
-    return list(_rows(read_recipe(name, changes)))
+    if os.path.isdir(recipe):
+        run = RunFolder(recipe)
+        run.check_run("name a run folder, or a recipe: `drill recipes` lists them")
+        recipe = str(run.recipe)
+    return list(_rows(read_recipe(recipe, changes)))
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Context, Option
 
 from drill.errors import DataError, DrillError, SettingsError
-from drill.files import BYTE_ORDER_MARK, UNPACKING_FAULTS, opened_text
+from drill.files import UNPACKING_FAULTS, decode_text, opened_text
 from drill.recipes.reader import recipe_names
 
 ZERO_PROBABILITY = "the weights give a word zero probability; evaluate others, or train again"
@@ -131,16 +131,11 @@ def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
         found: list[str] = []
         for line in lines:
             number += 1
-            whole = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-            fault = "has a NUL character; remove it" if b"\0" in whole and not nul else None
             try:
-                text = whole.removesuffix(b"\r").decode("utf-8")
-            except UnicodeDecodeError:
-                fault = "is not UTF-8 text"
-            if fault is not None:
+                found.append(decode_text(line.removesuffix(b"\r"), name, number, nul=nul))
+            except DataError:
                 if found:
                     yield found
-                raise DataError(f"line {number} {fault}", key=name)
-            found.append(text)
+                raise
         if found:
             yield found

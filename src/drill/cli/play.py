@@ -63,11 +63,12 @@ def play(
 
 def _is_run(path: Path) -> bool:
     from drill.report.results.runs import is_run
+    from drill.training.run.folder import nearest_run
 
     if is_run(path):
         return True
     if not path.is_dir() or not any(map(is_run, path.iterdir())):
-        raise RunFolderError("is no run and holds none", key=str(path))
+        raise RunFolderError(f"is no run and holds none{nearest_run(path)}", key=str(path))
     return False
 
 

@@ -55,8 +55,6 @@ def train(
     seeds: list[int | None] = list(seed) if seed else [None]
     wanted = [(each, number) for each in recipes for number in seeds]
     _check_name(name)
-    if name is not None and len(wanted) > 1:
-        raise SettingsError(f"is for one run, not {len(wanted)}", key=f"--name {name}")
     planned: list[tuple[Settings, Path]] = []
     for each, number in wanted:
         changes = [*(change or []), *([] if number is None else [f"training.seed={number}"])]
@@ -73,6 +71,8 @@ def train(
         if len(seeds) > 1:
             label = f"{label}-seed-{number}"
         planned.append((recipe(each, changes), runs / (name or label)))
+    if name is not None and len(wanted) > 1:
+        raise SettingsError(f"is for one run, not {len(wanted)}", key=f"--name {name}")
     folders = [folder for _, folder in planned]
     for folder in folders:
         if folders.count(folder) > 1:

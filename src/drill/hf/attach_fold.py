@@ -1,6 +1,7 @@
 """``attach`` a layer of drill to a transformers model; ``fold`` it into a stock model again."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from drill.hf.model import (
 )
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
-from drill.kernels.runtime.checks import one_of
+from drill.kernels.runtime.checks import require_type
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
 from drill.layers.checks import check_counts
 from drill.layers.wrappers.sampled import foldable
@@ -82,13 +83,14 @@ def attach(
             "that reads token ids"
         )
     check_settings("sum", label_smoothing, "auto", memory, IGNORE_INDEX)
-    if layer not in (names := [*LAYERS]):
-        raise ValueError(f"attach: there is no layer {layer!r}{nearest(str(layer), names)}")
+    _check_name("layer", layer, [*LAYERS])
     matrix = options
     if not issubclass(LAYERS[layer], MatrixLayer):
-        matrix = options[INNER] = {"name": "tied", **options.get(INNER, {})}
+        inner = options.get(INNER, {})
+        require_type(inner, Mapping, "attach", INNER, "a dict of a layer's name and options")
+        matrix = options[INNER] = {"name": "tied", **inner}
         names = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
-        one_of("attach", "inner.name", matrix["name"], names)
+        _check_name(f"{INNER}['name']", matrix["name"], names)
         if any(each is not None for each in logit_postprocessing(model)):
             raise ValueError(
                 f"attach: layer: {type(model).__name__} caps or shifts the logits of its head, "
@@ -134,6 +136,12 @@ def attach(
             module.config = config
     model.__class__ = attached_class(model.__class__, config.__class__)
     return model
+
+
+def _check_name(argument: str, layer: str, known: list[str]) -> None:
+    if layer not in known:
+        near = nearest(str(layer), known)
+        raise ValueError(f"attach: {argument}: there is no layer {layer!r}{near}")
 
 
 def fold(model: PreTrainedModel) -> PreTrainedModel:

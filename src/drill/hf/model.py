@@ -264,20 +264,36 @@ def attached_class_by_name(name: str) -> Any:
     return attached_class(stock, attached_config_class(stock.config_class))
 
 
-def build_layer(drill: dict[str, Any], embedding: Any, hidden_size: int) -> OutputLayer:
+def build_layer(
+    drill: dict[str, Any], embedding: Any, hidden_size: int, chooser: str = "layer"
+) -> OutputLayer:
     layer, options = LAYERS[drill["layer"]], dict(drill["options"])
-    first, *known = inspect.signature(layer).parameters
-    known += [INNER] if first == "layer" else []
-    for key in options:
-        if key not in known:
-            raise TypeError(f"{layer.__name__} has no option {key!r}{nearest(key, known)}")
+    _check_options(layer, options, chooser)
     if INNER in options:
         inner = dict(options.pop(INNER))
         matrix = {"layer": inner.pop("name"), "options": inner}
-        return layer(build_layer(matrix, embedding, hidden_size), **options)
+        inside = build_layer(matrix, embedding, hidden_size, f"{INNER}['name']")
+        return layer(inside, **options)
     if hidden_size != embedding.embedding_dim:
         options["hidden_size"] = hidden_size
     return layer(embedding, **options)
+
+
+def _check_options(layer: type[OutputLayer], options: dict[str, Any], chooser: str) -> None:
+    known, others = _options(layer), {name: _options(each) for name, each in LAYERS.items()}
+    for key in options:
+        if key not in known:
+            near = nearest(key, [*known], others=others, chooser=chooser)
+            raise TypeError(f"{layer.__name__} has no option {key!r}{near}")
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in options:
+            raise TypeError(f"{layer.__name__} needs the option {parameter}")
+
+
+def _options(layer: type[OutputLayer]) -> dict[str, inspect.Parameter]:
+    first, *others = inspect.signature(layer).parameters.values()
+    inner = {INNER: first} if first.name == "layer" else {}
+    return {each.name: each for each in others} | inner
 
 
 def install_head(model: Any, drill: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ def _check_training(settings: Settings, model: LanguageModel) -> None:
     given, encoder = settings.training, model.encoder
     averages = settings.optimizer.get("average_from") is not None
     if given["compile"] and not encoder.can_compile:
-        raise ValueError("compile must be false: LSTMs have kernels of their own")
+        raise ValueError(f"compile must be false: {type(encoder).__name__} is not compiled")
     if not encoder.carries_state:
         most = settings.encoder["context_length"]
         check_value(

@@ -2,8 +2,9 @@
 
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import check_bool, check_integer, same_width
+from drill.layers.checks import check_bool, check_integer
 from drill.layers.label_map import DropoutAt, LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
@@ -45,7 +46,9 @@ class Bilinear(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         if check_bool(name, "residual", residual):
-            same_width(name, "hidden_size", d_h, "the embedding's width", d)
+            require(
+                d_h == d, name, "hidden_size", f"the embedding's width {d} with residual=True", d_h
+            )
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.residual = residual
         factory = factory_kwargs(embedding)

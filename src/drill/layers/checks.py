@@ -76,14 +76,6 @@ def check_counts(layer: str, counts: Tensor | Sequence[float] | None, labels: in
     return counts
 
 
-def same_width(layer: str, first: str, a: int, second: str, b: int) -> None:
-    if a != b:
-        raise ValueError(
-            f"{layer}: a residual adds vectors of one width, but {first} is {a} and {second} {b}; "
-            "make them equal, or pass residual=False"
-        )
-
-
 # -- modes and hooks --------------------------------------------------------------------------
 
 

@@ -38,7 +38,6 @@ from drill.layers.checks import (
     check_integer,
     check_positive,
     one_of,
-    same_width,
 )
 from drill.layers.label_cache import LabelCache
 from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, MapOptions, Norm
@@ -175,9 +174,12 @@ class DeepResidual(MatrixLayer):
         if depth == 0 and d_h != d:
             raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
         if check_bool(name, "residual", residual):
-            same_width(name, "hidden_size", d_h, "the embedding's width", d)
+            require(
+                d_h == d, name, "hidden_size", f"the embedding's width {d} with residual=True", d_h
+            )
         if one_of(name, "apply_to", apply_to, get_args(ApplyTo)) != "output":
-            same_width(name, "hidden_size", d_h, "the width of input words", d)
+            expected = f"the embedding's width {d} with apply_to={apply_to!r}"
+            require(d_h == d, name, "hidden_size", expected, d_h)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
@@ -285,6 +287,8 @@ class DeepResidual(MatrixLayer):
     @property
     def _unfused(self) -> str | None:
         """Why the fused kernels do not encode these labels, if not because of the maps."""
+        if self.residual_between and any(f.norm != "none" for f in self.maps):
+            return "residual_between adds what a norm has read"
         return "labels are centred before they are rounded" if self.center else None
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:

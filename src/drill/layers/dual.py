@@ -5,9 +5,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from drill.errors import require
 from drill.kernels.loss.checks import check_operand
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import check_bool, check_integer, same_width
+from drill.layers.checks import check_bool, check_integer
 from drill.layers.label_map import Activation, DropoutAt, LabelMap, MapOptions
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
@@ -52,8 +53,8 @@ class DualNonlinear(MatrixLayer):
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         k = d if joint_size is None else check_integer(name, "joint_size", joint_size)
         if check_bool(name, "residual", residual):
-            same_width(name, "joint_size", k, "the embedding's width", d)
-            same_width(name, "joint_size", k, "hidden_size", d_h)
+            require(k == d, name, "joint_size", f"the embedding's width {d} with residual=True", k)
+            require(k == d_h, name, "joint_size", f"hidden_size {d_h} with residual=True", k)
         super().__init__(embedding, d_h, bias, joint_size=k)
         self.residual = residual
         factory = factory_kwargs(embedding)

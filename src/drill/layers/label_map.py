@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.label_encoder.options import KeptBits, draw_kept_bits
+from drill.kernels.label_encoder.options import RMS_EPS, KeptBits, draw_kept_bits
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
@@ -27,7 +27,6 @@ Activation = Literal["sigmoid", "relu", "tanh", "gelu", "silu", "none"]
 DropoutAt = Literal["input", "output"]
 Norm = Literal["none", "rms"]
 Block = Literal["map", "mlp"]
-RMS_EPS = 1e-5  # bounds the gradient of a label of zeros, such as that of padding
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class LabelMap(nn.Module):
         self.dropout = options.dropout
         self.dropout_at: str = options.dropout_at
         self.locked = options.locked
-        self.norm = options.norm
+        self.norm: str = options.norm
         self.block = options.block
         self.linear = nn.Linear(d_in, d_out, bias=options.bias, **options.factory_kwargs)
         nn.init.uniform_(self.linear.weight, -options.init_range, options.init_range)
@@ -105,8 +104,8 @@ class LabelMap(nn.Module):
         """Why a kernel may not use the weights in place of a call; None if it may."""
         if type(self) is not LabelMap or type(self.linear) is not nn.Linear:
             return f"it is a {type(self).__name__} over a {type(self.linear).__name__}"
-        if self.norm != "none" or self.output is not None:
-            return f"it has norm={self.norm!r} and block={self.block!r}"
+        if self.output is not None:
+            return f"it has block={self.block!r}"
         return "it has hooks" if hooked(self) or hooked(self.linear) else None
 
     def forward(self, X: Tensor, mask: Tensor | None, wide: bool = False) -> Tensor:

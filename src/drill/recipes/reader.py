@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drill.errors import SettingsError, near_ones
-from drill.files import read_regular
+from drill.errors import DataError, SettingsError, nearest
+from drill.files import decode_text, nearest_path, read_regular
 
 Table = dict[str, Any]
 
@@ -84,11 +84,10 @@ def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table
                 f"{name}: is no recipe but a change; give each change its own --set: --set {name}"
             )
         where = f"{under[-1]}: {BASE}: " if under else ""
-        near = near_ones(name, recipe_names())
-        mean = f"did you mean {' or '.join(near)}?" if near else "`drill recipes` lists them"
+        mean = nearest(name, recipe_names(), otherwise="`drill recipes` lists them")
         raise SettingsError(
             f"{where}{name}: is neither a recipe nor a file that ends in .toml"
-            f"{'' if under else ', nor the folder of a run'}; {mean}"
+            f"{'' if under else ', nor the folder of a run'}{mean}"
         )
     if label in under:
         raise SettingsError(
@@ -108,14 +107,17 @@ def parsed(path: Path) -> Table:
         raw = read_regular(path)
     except (OSError, ValueError) as error:  # a path may hold what no file name can
         fault = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{path}: cannot be read ({fault}); name a .toml file") from None
+        near = nearest_path(path, "*.toml", "studies", "name a .toml file")
+        raise SettingsError(f"{path}: cannot be read ({fault}){near}") from None
     return _parsed(raw, str(path))
 
 
 def _parsed(raw: bytes, origin: str) -> Table:
     try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: the bytes, the text or a number
+        return tomllib.loads(decode_text(raw, origin))
+    except DataError as error:
+        raise SettingsError(str(error)) from None
+    except (ValueError, RecursionError) as error:  # ValueError: the text or a number
         raise SettingsError(f"{origin}: is not TOML ({error}); fix that line") from None
 
 
@@ -147,6 +149,8 @@ def _put(tables: Table, change: str) -> None:
         raise SettingsError(f"{change!r}: a change has the form table.key=value")
     if any("\ud800" <= character <= "\udfff" for character in change):  # bytes of the command line
         raise SettingsError(f"{change!r}: is no UTF-8, so no recipe could hold it; rename the file")
+    if (*outer, last) == ("recipe",):
+        raise SettingsError("is the name of these settings; it cannot be changed", key="recipe")
     for key in outer:
         if not isinstance(tables.setdefault(key, {}), dict):
             raise SettingsError(f"{change!r}: another change has made {key} a value, not a table")

@@ -76,7 +76,7 @@ def model_error(settings: Settings, error: Exception) -> SettingsError:
     if isinstance(error, ArgumentError):
         for where, table in tables.items():
             own = NAME in table and kinds[table[NAME]].__name__ == error.owner
-            if own and error.name in table and table[error.name] == error.value:
+            if own and error.name in table and table[error.name] in (error.value, None):
                 return setting_error(where, error)
     reason = str(error).splitlines()[0]  # torch adds a trace in C++
     if settings.encoder.get("output_layers", 1) > 1:

@@ -1,6 +1,5 @@
 """Checks a TOML table against a signature or dataclass: names, types, defaults."""
 
-import difflib
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -74,13 +73,12 @@ def with_defaults(
             continue
         if key not in arguments:
             named = f" of {table[NAME]}" if NAME in also else ""
-            near = _elsewhere(where, key, list(arguments), choices)
+            own = {each: f"{where}.{each}" for each in (*arguments, *also)}
+            others = {name: settable_arguments(call) for name, call in choices.items()}
+            near = nearest(key, own, others=others, chooser=f"{where}.{NAME}")
             if f"{where}.{key}" in RENAMED:
                 near = f"; it is now {RENAMED[f'{where}.{key}']}"
-            raise SettingsError(
-                f"unknown setting{named}{near or nearest(key, [*arguments, *also], f'{where}.')}",
-                key=f"{where}.{key}",
-            )
+            raise SettingsError(f"unknown setting{named}{near}", key=f"{where}.{key}")
         if not fits_kind(_read_none(value, arguments[key]), arguments[key].annotation):
             raise SettingsError(
                 f"must be {in_words(arguments[key].annotation)}, got {value!r}",
@@ -108,19 +106,6 @@ def with_new_names(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]
         name = RENAMED.get(where + key, where + key).removeprefix(where)
         found[name] = with_new_names(value, f"{where}{name}.") if type(value) is dict else value
     return found
-
-
-def _elsewhere(
-    where: str, key: str, own: list[str], choices: Mapping[str, Callable[..., Any]]
-) -> str:
-    """A hint if another choice has ``key`` or a similar one, and ``own`` keys are less similar."""
-    arguments_of = {name: settable_arguments(call) for name, call in choices.items()}
-    known = [*own, *(each for arguments in arguments_of.values() for each in arguments)]
-    near = difflib.get_close_matches(key, known, n=1)
-    if not near or near[0] in own:
-        return ""
-    owners = [name for name, arguments in arguments_of.items() if near[0] in arguments]
-    return f"; did you mean {where}.{near[0]} of {' or '.join(owners)}? then set {where}.{NAME} too"
 
 
 def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
@@ -173,7 +158,8 @@ def in_words(annotation: Any) -> str:
         if get_origin(kind) is Literal:
             words.append("one of " + ", ".join(map(str, get_args(kind))))
         elif get_origin(kind) is not None:
-            words.append("a list of strings" if str in get_args(kind) else "a list of integers")
+            strings = str in get_args(kind)
+            words.append(f"a list of {'strings' if strings else 'integers such as [100, 1000]'}")
         else:
             words.append(WORDS.get(kind, "none"))
     return " or ".join(words)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
-from drill.errors import ArgumentError, SettingsError, near_ones, nearest
+from drill.errors import ArgumentError, SettingsError, nearest
 from drill.layers import LAYERS, MatrixLayer, OutputLayer
 from drill.models import ENCODERS
 from drill.models.transformer.transformer import PRESETS, Transformer
@@ -123,8 +123,9 @@ def resolve_settings(tables: Mapping[str, Any]) -> Settings:
             raise SettingsError(f"must be a table, got {value!r}; write [{key}]", key=key)
     for key, value in tables.items():
         if key not in (*checks, *ABOVE_TABLES):
-            inside = [] if isinstance(value, dict) else _meant(key, tables, checks)
-            mean = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, [*checks])
+            inside = {} if isinstance(value, dict) else _settings_by_name(tables, checks)
+            known = f"known are {', '.join(checks)}"
+            mean = nearest(key, {each: each for each in checks} | inside, otherwise=known)
             mean = f"; it is now {RENAMED[key]}" if key in RENAMED else mean
             raise SettingsError(f"unknown table{mean}", key=key)
     for key, meaning in (
@@ -147,11 +148,11 @@ ENCODER_DEFAULTS: dict[str, dict[str, Table]] = {
 """Defaults of other tables that depend on the encoder; those of the options are for LSTMs."""
 
 
-def _meant(
-    key: str, tables: Mapping[str, Any], checks: Mapping[str, Callable[[Table], Table]]
-) -> list[str]:
-    """``training.epochs`` of ``epochs``: settings called so, or nearly so, in their tables."""
-    found: dict[str, list[str]] = {name: [name] for name in ABOVE_TABLES}
+def _settings_by_name(
+    tables: Mapping[str, Any], checks: Mapping[str, Callable[[Table], Table]]
+) -> dict[str, str]:
+    """``epochs`` -> ``training.epochs``, ``name`` -> ``encoder.name or layer.name or ...``."""
+    found = {name: [name] for name in ABOVE_TABLES}
     for table, check in checks.items():
         try:
             known = check(tables.get(table, {}))
@@ -159,8 +160,7 @@ def _meant(
             continue
         for name in known:
             found.setdefault(name, []).append(f"{table}.{name}")
-    near = [key] if key in found else near_ones(key, [*found])
-    return [full for name in near for full in found[name]]
+    return {name: " or ".join(keys) for name, keys in found.items()}
 
 
 def setting_error(where: str, error: ArgumentError) -> SettingsError:

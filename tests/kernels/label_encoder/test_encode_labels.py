@@ -36,14 +36,18 @@ OPTIONS = [
     {"activation": "tanh", "depth": 4, "map_bias": False, "residual_between": True},
     {"activation": "none", "depth": 5, "dropout": 0.4, "residual": False},
     {"activation": "gelu", "depth": 2, "dropout": 0.4, "map_bias": False},
+    {"activation": "sigmoid", "dropout": 0.6, "norm": "rms"},
+    {"activation": "tanh", "dropout": 0.5, "norm": "rms", "locked": False, "depth": 1},
+    {"activation": "sigmoid", "dropout": 0.5, "norm": "rms", "dropout_at": "output", "depth": 4},
+    {"activation": "relu", "norm": "rms", "residual": False, "map_bias": False},
 ]
 # Every activation and option once; in the others they meet in other combinations.
-FAST = [OPTIONS[i] for i in (0, 3, 5, 7, 9, 11, 16)]
+FAST = [OPTIONS[i] for i in (0, 3, 5, 7, 9, 11, 16, 17, 20)]
 
 
 def narrows(options: dict[str, object]) -> bool:
     """Whether locked masks drop columns, so that Triton multiplies what is left."""
-    usual = {"dropout_at": "input", "locked": True, "residual_between": False}
+    usual = {"dropout_at": "input", "locked": True, "residual_between": False, "norm": "none"}
     return "dropout" in options and usual.items() <= {**usual, **options}.items()
 
 
@@ -237,13 +241,13 @@ def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
 
 @interpreted
 def test_who_multiplies():
-    def function(d=16, dtype=torch.float16, locked=True, labels=4):
+    def function(d=16, dtype=torch.float16, locked=True, labels=4, norm=False):
         E = torch.zeros(labels, d)
-        options = Options(0, True, False, locked, 1.0, True, False)
+        options = Options(0, True, False, locked, 1.0, True, False, norm)
         return encode_labels._function(E, dtype, options, 2).__name__
 
     assert function() == function(d=1024) == "FusedEncode"
-    assert function(locked=False) == "PointwiseEncode"
+    assert function(locked=False) == function(norm=True) == "PointwiseEncode"
     assert function(d=24) == function(labels=0) == "PointwiseEncode"
     assert function(dtype=torch.bfloat16) == "PointwiseEncode"  # the interpreter cannot
 

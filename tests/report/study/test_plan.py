@@ -25,8 +25,10 @@ def test_some_rows_alone(workspace):
     plan = workspace.plan()
     assert [job.row.name for job in plan.only(["b"]).jobs()] == ["b", "b"]
     assert (plan.only(["a"]).baseline, plan.only(["b"]).baseline) == ("a", None)
-    with pytest.raises(SettingsError, match="--row: c is not in the plan; rows: a, b"):
-        plan.only(["a", "c"])
+    for name, hint in (("c", "known are a, b"), ("aa", "did you mean a")):
+        with pytest.raises(SettingsError, match=hint) as error:
+            plan.only(["a", name])
+        assert error.value.key == "--row"
 
 
 def test_a_row_has_its_own_seeds_stages_and_settings(workspace):
@@ -69,6 +71,8 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
         ("set =", "sett =", "row 2.sett"),
         ("seeds = [1, 2]", "seed = [1, 2]", "did you mean plan.seeds"),
         ("seeds = [1, 2]", 'ledgr = "x"', "did you mean plan.ledger"),
+        ("seeds = [1, 2]", 'ledger = ""', "plan.toml: ledger: "),
+        ("seeds = [1, 2]", 'ledger = "a/b"', "plan.toml: ledger: "),
         ("seeds = [1, 2]", "seeds = [1, 1]", "row 1: seeds"),
         ("seeds = [1, 2]", 'seeds = ["1"]', "plan.seeds"),
         ("seeds = [1, 2]", 'stages = ["fine"]', "stages: fine"),

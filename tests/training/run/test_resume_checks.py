@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from drill.cli.listings import descriptions
 from drill.errors import CheckpointError, DrillError, OutOfMemory, RunFolderError
 from drill.training.device import check_memory, meta_init
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
+from drill.training.run.resume_checks import FRACTIONS_OF_RUN, warn_of_another_end
+from drill.training.settings import recipe
 from tests.helpers.files import contents
 from tests.helpers.language_models import interrupted_after, small_run
 from tests.helpers.translators import small_optimizer, small_training
@@ -90,6 +93,41 @@ def test_a_damaged_environment(stopped, content):
         stopped.working_folder()
     stopped.environment.write_text(json.dumps({"resumed": [{"working_folder": "here"}]}))
     assert stopped.working_folder() == "here"
+
+
+@pytest.mark.parametrize(
+    ("changes", "moved"),
+    [
+        ("optimizer.name=nt-asgd", []),
+        ("optimizer.schedule=constant optimizer.warmup=0", []),
+        ("optimizer.schedule=constant", ["optimizer.warmup"]),
+        ("optimizer.schedule=inverse-sqrt", []),
+        ("optimizer.schedule=one-cycle", ["optimizer.schedule", "optimizer.warmup"]),
+        ("optimizer.warmup=0", ["optimizer.schedule"]),
+        ("optimizer.name=sgd optimizer.average_from=0.5", ["optimizer.average_from"]),
+        ("optimizer.name=nt-asgd optimizer.map_warmup=0.1", ["optimizer.map_warmup"]),
+        ("optimizer.name=nt-asgd training.untie_at=0.5", ["training.untie_at"]),
+    ],
+)
+def test_one_warning_names_what_another_end_of_the_run_changes(caplog, changes, moved):
+    own = recipe("demo-drill", ["optimizer.name=adamw", *changes.split()])
+    longer = own.changed(training={"epochs": 9, "max_steps": 900})
+    warn_of_another_end(own, own, RunFolder("runs/a"))
+    assert caplog.messages == []
+    warn_of_another_end(longer, own, RunFolder("runs/a"))
+    assert len(caplog.messages) == bool(moved)
+    named = re.findall(r"(?:optimizer|training)\.\w+", "".join(caplog.messages))
+    assert named == (["training.epochs", "training.max_steps", *moved] if moved else [])
+
+
+def test_all_fractions_of_a_run_are_known():
+    keys = {
+        f"{table}.{key}"
+        for table, settings in descriptions().items()
+        for key, text in settings.items()
+        if text.startswith("fraction of the run")
+    }
+    assert keys == {*FRACTIONS_OF_RUN}
 
 
 def test_a_model_larger_than_memory():

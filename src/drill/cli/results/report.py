@@ -129,12 +129,14 @@ def record(
 def _run_folders(given: list[Path]) -> list[Path]:
     """The run folders among the paths: `runs/*` may match other files too."""
     from drill.report.results.runs import is_run
+    from drill.training.run.folder import nearest_run
 
     found = [path for path in given if is_run(path)]
     for path in given:
         if path not in found:
             hint = f"use --ledger {path}" if path.suffix == Path(LEDGER).suffix else None
-            other = SettingsError("is not a run folder", key=str(path), hint=hint)
+            near = "" if found or hint else nearest_run(path)
+            other = SettingsError(f"is not a run folder{near}", key=str(path), hint=hint)
             if not found:
                 raise other
             display.note(f"{other}; left out")

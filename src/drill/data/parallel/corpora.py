@@ -7,7 +7,7 @@ from typing import NamedTuple
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.parallel.synthetic import numbers_and_dates_corpus
 from drill.data.text.catalog import SPLITS, TABLES, data_folders
-from drill.errors import DataError, check_value
+from drill.errors import DataError, check_value, nearest
 
 COMPRESSED = ("", ".gz", ".xz")
 GENERATED = "numbers"
@@ -100,10 +100,12 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
     elif Path(corpus).is_dir():
         stems = [str(Path(corpus).resolve() / split)]
     else:
+        files = f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
+        near = nearest(corpus, PARALLEL_NAMES, otherwise=files)
+        names = ", ".join(PARALLEL_NAMES)
         raise DataError(
-            f"{corpus!r} is neither a parallel corpus ({', '.join(PARALLEL_NAMES)}) nor a folder",
+            f"{corpus!r} is neither a parallel corpus ({names}) nor a folder{near}",
             key="data.corpus",
-            hint=f"name a folder with train.{source}, train.{target}, valid.{source}, ...",
         )
     return [
         (_found(corpus, f"{stem}.{source}"), _found(corpus, f"{stem}.{target}")) for stem in stems

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drill.data.optional_packages import check_packages
-from drill.errors import DataError
+from drill.errors import DataError, nearest
 
 SPLITS = ("train", "valid", "test")
 TABLES = tomllib.loads(resources.files("drill.data").joinpath("corpora.toml").read_text("utf-8"))
@@ -66,10 +66,10 @@ def check_corpus(corpus: str) -> None:
     elif path.is_dir():
         files_in(path)
     elif not path.exists():
+        near = nearest(corpus, NAMES, otherwise="check the path")
         raise DataError(
-            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file",
+            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file{near}",
             key="data.corpus",
-            hint="check the path",
         )
 
 

@@ -1,6 +1,6 @@
 """The label encoder of the deep residual layer: which implementation runs, and the fused ones.
 
-    E^(0) = E,   E^(i) = drop(act(E^(i-1) U^(i) + b^(i))) [+ E^(i-1)] [+ E]
+    E^(0) = E,   E^(i) = drop(act(norm(E^(i-1)) U^(i) + b^(i))) [+ E^(i-1)] [+ E]
 
 The reference is ``layers/deep_residual.py: encode``, about ten passes over the labels per map.
 
@@ -47,6 +47,7 @@ class LabelMap(Protocol):
     dropout: float
     dropout_at: str
     locked: bool
+    norm: str
     training: bool
     linear: nn.Linear
 
@@ -64,6 +65,7 @@ class Built(TypedDict):
     dropout_at: str
     residual: bool
     residual_between: bool
+    norm: str
 
 
 def encode_maps(
@@ -95,6 +97,7 @@ def encode_maps(
         "dropout_at": f.dropout_at,
         "residual": residual,
         "residual_between": residual_between,
+        "norm": f.norm,
     }
 
     def encoded(E: Tensor, *parameters: Tensor) -> Tensor:
@@ -143,7 +146,8 @@ def _unfused(maps: Sequence[LabelMap]) -> str | None:
 
 
 def _settings(f: LabelMap) -> tuple[object, ...]:
-    return f.activation, f.dropout, f.dropout_at, f.locked, f.training, f.linear.bias is None
+    drops = f.dropout, f.dropout_at, f.locked, f.training
+    return f.activation, f.norm, f.linear.bias is None, *drops
 
 
 def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
@@ -177,6 +181,7 @@ def encode_labels(
     dropout_at: str,
     residual: bool,
     residual_between: bool,
+    norm: str = "none",
 ) -> Tensor:  # (V, d), in the dtype of the products, which autocast may narrow
     """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases.
 
@@ -192,6 +197,7 @@ def encode_labels(
         dropout_at: where masks apply, as of ``DeepResidual``.
         residual: add E after every map.
         residual_between: also add E^(i-1), from the second map on.
+        norm: of what each map reads, as of ``DeepResidual``; not with ``residual_between``.
 
     Returns:
         (V, d), in the dtype of the products, which autocast may narrow.
@@ -203,7 +209,7 @@ def encode_labels(
         assert masks is None or masks.shape[1] == 1, "masks of single labels are KeptBits"
         given, scale, locked = masks, 1.0, True
     options = _options(
-        activation, dropout_at, residual, residual_between, masks is not None, locked, scale
+        activation, dropout_at, residual, residual_between, norm, masks is not None, locked, scale
     )
     dtype = compute_dtype(embedding)
     parameters = (*weights, *(biases or ()))
@@ -226,6 +232,7 @@ def _options(
     dropout_at: str,
     residual: bool,
     residual_between: bool,
+    norm: str,
     drops: bool,
     locked: bool,
     scale: float,
@@ -238,6 +245,7 @@ def _options(
         scale=scale,
         residual=residual,
         between=residual_between,
+        norm=norm == "rms",
     )
 
 

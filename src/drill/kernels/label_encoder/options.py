@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+RMS_EPS = 1e-5  # bounds the gradient of a label of zeros, such as that of padding
 ACTIVATION_CODES = {"none": 0, "sigmoid": 1, "relu": 2, "tanh": 3, "gelu": 4, "silu": 5}
 
 
@@ -18,14 +19,16 @@ class Options(NamedTuple):
     scale: float  # of what bits keep; locked masks are scaled themselves
     residual: bool
     between: bool
+    norm: bool = False  # of what each map reads, by its root mean square
 
 
 def drops_columns(options: Options) -> bool:
     """Whether the masks drop whole columns of the labels, so that none of them need be computed.
 
-    Not with residuals between maps: what one map does not read is still part of the result.
+    Not with residuals between maps or with a norm: what one map does not read is still part of the
+    result, or of the norm.
     """
-    return options.mask_in and options.locked and not options.between
+    return options.mask_in and options.locked and not (options.between or options.norm)
 
 
 DRAWS = 2**16

@@ -15,12 +15,27 @@ import triton.language as tl
 from torch import Tensor
 
 from drill.kernels.label_encoder.options import Options
-from drill.kernels.label_encoder.pointwise_triton import activate, mask_at, masks_of_maps, slope
+from drill.kernels.label_encoder.pointwise_triton import (
+    activate,
+    inverse_rms,
+    mask_at,
+    masks_of_maps,
+    norm_gradient,
+    slope,
+)
 from drill.kernels.label_encoder.weight_gradients import EXTRA, sum_over_labels
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.padding import aligned, without_padding
 
 _ROWS, _COLUMNS = 64, 64
+
+
+def _tile(d: int, norm: bool) -> tuple[int, int]:
+    """Rows and columns of the tile of a program; a norm needs whole rows."""
+    if not norm:
+        return _ROWS, _COLUMNS
+    columns: int = triton.next_power_of_2(d + EXTRA)
+    return max(1, _ROWS * _COLUMNS // columns), columns
 
 
 @triton.jit
@@ -44,6 +59,7 @@ def _forward_map(
     HAS_RESULT: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
+    NORM: tl.constexpr,
     LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -67,6 +83,9 @@ def _forward_map(
     if HAS_RESULT:
         tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if HAS_NEXT:
+        if NORM:
+            y = tl.where(inside, y, 0.0)
+            y *= inverse_rms(y, width)
         if HAS_IN:
             y *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
         y = tl.where((column < width)[None, :], y, 1.0)
@@ -79,10 +98,11 @@ def _forward_map(
 
 @triton.jit
 def _backward_map(
-    above,  # (V, d) gradient that reaches this map's result, before mask_in
+    above,  # (V, d) gradient that reaches this map's result, before mask_in; with NORM, after
     mask_in,  # of the next map, which ``above`` still has to pass
     mask_out,  # of this map
     P,  # (V, d)
+    E,  # (V, d), for NORM
     G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
     dP,  # (V, d) written
     labels,
@@ -92,7 +112,9 @@ def _backward_map(
     ACTIVATION: tl.constexpr,
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
+    NORM: tl.constexpr,
     LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -103,15 +125,23 @@ def _backward_map(
     inside = (row < labels)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_IN:
         g *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
     if BETWEEN:
         if not TOP:
             g += tl.load(G + at, mask=inside, other=0.0)
         tl.store(G + at, g, mask=inside)
+    if NORM and not TOP:  # the next map has read y / rms(y)
+        y = activate(x, ACTIVATION)
+        if HAS_OUT:
+            y *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
+        if RESIDUAL:
+            y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+        g = norm_gradient(g, tl.where(inside, y, 0.0), width)
+        tl.store(above + at, g.to(above.dtype.element_ty), mask=inside)
     if HAS_OUT:
         g *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
-    x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
     p = g * slope(x, ACTIVATION)
     tl.store(dP + at, p.to(dP.dtype.element_ty), mask=inside)
 
@@ -119,7 +149,8 @@ def _backward_map(
 @triton.jit
 def _embedding_gradient(
     dY,  # (V, d)
-    dX,  # (L, V, d) gradients of the maps' inputs as multiplied
+    dX,  # (L, V, d) gradients of the maps' inputs as multiplied; with NORM, of results below them
+    E,  # (V, d), for NORM
     masks,  # of all maps, ``mask_layer`` apart
     dE,  # (V, d) written
     labels,
@@ -131,6 +162,7 @@ def _embedding_gradient(
     HAS_IN: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
+    NORM: tl.constexpr,
     LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -152,9 +184,12 @@ def _embedding_gradient(
         if RESIDUAL or layer == 0:
             g = tl.load(dX + layer * tl.cast(plane, tl.int64) + at, mask=inside, other=0.0)
             g = g.to(tl.float32)
-            if HAS_IN:
+            if HAS_IN and (layer == 0 or not NORM):
                 own = masks + layer * tl.cast(mask_layer, tl.int64)
                 g *= mask_at(own, row, column, inside, width, scale, LOCKED)
+            if NORM and layer == 0:
+                e = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
+                g = norm_gradient(g, e, width)
             if BETWEEN and layer > 0:
                 g *= layer
             total += g
@@ -186,7 +221,8 @@ class PointwiseEncode(torch.autograd.Function):
         Y[V:] = 0
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         drop = masks_of_maps(masks, depth)
-        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d + EXTRA, _COLUMNS))
+        rows, columns = _tile(d, options.norm)
+        grid = (triton.cdiv(V, rows), triton.cdiv(d + EXTRA, columns))
         for i in range(-1, depth if V else -1):
             if i >= 0:
                 _product(X[i % planes, :, :d], U[i], None if b is None else b[i], out=P[i % planes])
@@ -213,12 +249,13 @@ class PointwiseEncode(torch.autograd.Function):
                 HAS_RESULT=result is not None,
                 RESIDUAL=options.residual,
                 BETWEEN=options.between and i > 0,
+                NORM=options.norm,
                 LOCKED=options.locked,
-                ROWS=_ROWS,
-                COLUMNS=_COLUMNS,
+                ROWS=rows,
+                COLUMNS=columns,
                 num_warps=4,
             )
-        ctx.save_for_backward(masks, U, X, P)
+        ctx.save_for_backward(masks, U, X, P, E if options.norm else None)
         ctx.has_bias = b is not None
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
@@ -227,7 +264,7 @@ class PointwiseEncode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'impl="reference"')
-        masks, U, X, P = ctx.saved_tensors
+        masks, U, X, P, E = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape
         dY = grad.contiguous()
@@ -235,7 +272,8 @@ class PointwiseEncode(torch.autograd.Function):
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
         drop = masks_of_maps(masks, depth)
-        grid = (triton.cdiv(V, _ROWS), triton.cdiv(d, _COLUMNS))
+        rows, columns = _tile(d, options.norm)
+        grid = (triton.cdiv(V, rows), triton.cdiv(d, columns))
         for i in reversed(range(depth if V else 0)):
             top = i == depth - 1
             _backward_map[grid](
@@ -243,6 +281,7 @@ class PointwiseEncode(torch.autograd.Function):
                 drop[i + 1],
                 drop[i],
                 P[i],
+                E,
                 G,
                 dP[i],
                 V,
@@ -252,10 +291,12 @@ class PointwiseEncode(torch.autograd.Function):
                 ACTIVATION=options.activation,
                 HAS_OUT=options.mask_out,
                 HAS_IN=options.mask_in and not top,
+                RESIDUAL=options.residual,
                 BETWEEN=options.between,
+                NORM=options.norm,
                 LOCKED=options.locked,
-                ROWS=_ROWS,
-                COLUMNS=_COLUMNS,
+                ROWS=rows,
+                COLUMNS=columns,
                 num_warps=4,
             )
             torch.mm(dP[i], U[i], out=dX[i])
@@ -263,6 +304,7 @@ class PointwiseEncode(torch.autograd.Function):
             _embedding_gradient[grid](
                 dY,
                 dX,
+                E,
                 masks,
                 dE,
                 V,
@@ -274,9 +316,10 @@ class PointwiseEncode(torch.autograd.Function):
                 HAS_IN=options.mask_in,
                 RESIDUAL=options.residual,
                 BETWEEN=options.between,
+                NORM=options.norm,
                 LOCKED=options.locked,
-                ROWS=_ROWS,
-                COLUMNS=_COLUMNS,
+                ROWS=rows,
+                COLUMNS=columns,
                 num_warps=4,
             )
         sums = sum_over_labels(dP, X)  # (L, d, d')

@@ -1,11 +1,13 @@
-"""What both Triton encoders do to a tile of labels between two products: activations and masks."""
+"""What both Triton encoders do to a tile of labels between two products."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.label_encoder.options import RMS_EPS
 from drill.kernels.runtime.triton_math import tanh
 
+_EPS = tl.constexpr(RMS_EPS)
 _SIGMOID = tl.constexpr(1)
 _RELU = tl.constexpr(2)
 _TANH = tl.constexpr(3)
@@ -66,3 +68,17 @@ def mask_at(masks, row, column, inside, width, scale, LOCKED: tl.constexpr):
         kept = (bits.to(tl.int32) >> (column % 8)[None, :]) & 1
         mask = tl.where(kept != 0, scale, 0.0)
     return mask
+
+
+@triton.jit
+def inverse_rms(y, width):
+    """1 / rms of each row; the tile has whole rows, and zeros beyond them."""
+    return tl.rsqrt(tl.sum(y * y, 1) / width + _EPS)[:, None]
+
+
+@triton.jit
+def norm_gradient(g, y, width):
+    """Gradient of y from that of y / rms(y), both tiles of whole rows with zeros beyond them."""
+    r = inverse_rms(y, width)
+    y *= r
+    return r * (g - y * (tl.sum(g * y, 1) / width)[:, None])

@@ -25,7 +25,7 @@ from drill.report.results.run_files import (
     read_rows,
     read_table,
 )
-from drill.training.run.folder import RunFolder
+from drill.training.run.folder import RunFolder, nearest_run
 from drill.training.settings import FILES_ONLY, flatten, recipe
 
 
@@ -150,7 +150,7 @@ def read_run(folder: Path | str) -> RunSummary:
     """
     files = RunFolder(folder)
     if not is_run(files.path):
-        raise RunError("is not a run folder", key=str(folder))
+        raise RunError(f"is not a run folder{nearest_run(files.path)}", key=str(folder))
     try:
         return _summary(files)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

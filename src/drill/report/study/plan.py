@@ -114,7 +114,8 @@ class Plan:
         """The plan with these rows alone."""
         known = [row.name for row in self.rows]
         if missing := [name for name in names if name not in known]:
-            raise SettingsError(f"--row: {missing[0]} is not in the plan; rows: {', '.join(known)}")
+            near = nearest(missing[0], known)
+            raise SettingsError(f"{missing[0]} is not in the plan{near}", key="--row")
         baseline = self.baseline if self.baseline in names else None
         rows = tuple(row for row in self.rows if row.name in names)
         return replace(self, rows=rows, baseline=baseline)
@@ -190,12 +191,14 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     known = [*PLAN_KEYS, *(each.name for each in fields(PlanRow) if each.name != "recipe")]
     for key in shared:
         if key not in known:
-            hint = nearest(key, known, "plan.")
+            hint = nearest(key, {each: f"plan.{each}" for each in known})
             raise SettingsError(f"unknown setting{hint}", key=f"plan.{key}")
     name, options = tables.get("name", name), tables.get("options", {})
     ledger = tables.get("ledger", name)
     if not isinstance(name, str) or not isinstance(ledger, str) or not isinstance(options, dict):
         raise SettingsError("name and ledger must be strings, and options a table")
+    if not ledger.strip() or "/" in ledger:
+        raise SettingsError(f"names a file of results/, so it cannot be {ledger!r}", key="ledger")
     with_defaults("plan", {"name": "-", "recipe": "-", **shared}, PlanRow)
     rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
     names = [row.name for row in rows]
@@ -206,7 +209,8 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
         raise SettingsError("rows are of different tasks; make a plan for each task")
     baseline = tables.get("baseline")
     if baseline is not None and baseline not in names:
-        raise SettingsError(f"baseline: no row is named {baseline!r}; rows are {names}")
+        near = nearest(str(baseline), names)
+        raise SettingsError(f"no row is named {baseline!r}{near}", key="baseline")
     return Plan(name, ledger, rows, baseline, with_defaults("options", options, _Options))
 
 

@@ -31,11 +31,19 @@ from typing import Any
 from torch import Tensor
 
 from drill.errors import CheckpointError, DrillError, RunFolderError
-from drill.files import WriteError, append_line, atomic_write, open_append, remove_parts
+from drill.files import (
+    WriteError,
+    append_line,
+    atomic_write,
+    nearest_path,
+    open_append,
+    remove_parts,
+)
 from drill.training.run import checkpoint
 
 logger = logging.getLogger("drill")
 
+A_RUN = "name one that `drill train` made"
 NO_LOCKS = "there are no file locks here: do not train twice in one folder"
 
 
@@ -105,6 +113,13 @@ class RunFolder:
     def has_trained(self) -> bool:
         """Whether there is something to resume from or to use."""
         return any(path.exists() for path in (self.last, self.best, self.metrics))
+
+    def check_run(self, otherwise: str = A_RUN) -> None:
+        """Raise RunFolderError for a folder without a run, or with files that cannot be read."""
+        if not self.recipe.exists():
+            near = nearest_run(self.path, otherwise)
+            raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){near}")
+        self.check_files()
 
     def check_files(self) -> None:
         """Raise RunFolderError for pipes and devices, which would keep a reader waiting."""
@@ -301,6 +316,11 @@ class RunFolder:
     def reading_last(self) -> AbstractContextManager[None]:
         """Inside, the last checkpoint is used: what it lacks is a CheckpointError."""
         return readable(self.last, checkpoint.HINT)
+
+
+def nearest_run(path: Path, otherwise: str = A_RUN) -> str:
+    """A hint for a path that is no run."""
+    return nearest_path(path, "*/recipe.toml", "runs", otherwise)
 
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True, nan: str | None = "nan") -> str:

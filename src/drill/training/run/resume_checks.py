@@ -1,6 +1,7 @@
 """Whether a run can resume with given settings, and where its text is."""
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,16 @@ from drill.errors import RunFolderError
 from drill.training.optim.schedules import SCHEDULES
 from drill.training.run.environment import ended_by, used_limits
 from drill.training.run.folder import RunFolder
-from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings, read_settings, recipe
+from drill.training.schema import NONE
+from drill.training.settings import (
+    LANGUAGE_MODEL,
+    LIMITS,
+    TRANSLATION,
+    Settings,
+    flatten,
+    read_settings,
+    recipe,
+)
 
 CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
 
@@ -31,12 +41,7 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
         The settings. Paths are those of the run, whatever the current folder is.
     """
     run = RunFolder(folder)
-    if not run.recipe.exists():
-        raise RunFolderError(
-            f"{run.path}: is a folder without a run (no recipe.toml); name a run folder to resume, "
-            "or a recipe: `drill recipes` lists them"
-        )
-    run.check_files()
+    run.check_run("name a run folder to resume, or a recipe: `drill recipes` lists them")
     settings = recipe(str(run.recipe), changes)
     found = with_text(settings, run)
     return settings if located(settings) == found else found
@@ -69,7 +74,7 @@ def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> b
         )
     _check_limits(settings, own, run, warn)
     if warn and not ended_by(run, settings):
-        _warn_schedule_changes(settings, own, run)
+        warn_of_another_end(settings, own, run)
     return True
 
 
@@ -85,37 +90,56 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
                 "this one another --name, or remove the folder"
             )
         return
-    limits, ended = used_limits(run), ended_by(run, settings)
-    for limit, trained in limits.items():
-        asked, before = settings.training.get(limit), own.training.get(limit)
-        if asked is None or trained <= asked or (before is not None and before <= asked):
-            continue
-        amount = f"{round(trained, 2) or trained} {limit.removeprefix('max_')}"
-        fault = f"{run.path}: has already used {amount}; set training.{limit} above that"
-        if not ended:
-            raise RunFolderError(f"{fault} to resume, or give this one another --name")
-        if warn:
-            logger.warning(f"{fault} to resume: this is its result")
-        return
-    changed = any(settings.training[each] != own.training[each] for each in limits)
-    if warn and ended and changed:
-        more = "" if ended == "patience" else "; raise that to train further"
-        given = settings.training[ended]
-        logger.warning(f"{run.path}: was ended by training.{ended} {given}{more}")
+    limits, training, reason = used_limits(run), settings.training, ended_by(run, settings)
+    used = {key: f"{round(n, 2) or n} {key.removeprefix('max_')}" for key, n in limits.items()}
+    if reason is None:
+        for limit, trained in limits.items():
+            asked, before = training[limit], own.training[limit]
+            if asked is not None and trained > asked and (before is None or before > asked):
+                raise RunFolderError(
+                    f"{run.path}: has already used {used[limit]}; set training.{limit} above that "
+                    "to resume, or give this one another --name"
+                )
+    elif warn and _changed_limits(settings, own):
+        ended, more = [reason], ""
+        if reason != "patience":  # more of a limit changes nothing then
+            ended = [key for key in limits if limits[key] >= (training[key] or math.inf)]
+            more = f" (used: {', '.join(used[key] for key in ended)}); raise "
+            more += f"{'it' if len(ended) == 1 else 'them'} to train further"
+        by = " and ".join(f"training.{key} {training[key]}" for key in ended)
+        logger.warning(f"{run.path}: was ended by {by}{more}")
 
 
-def _warn_schedule_changes(settings: Settings, own: Settings, run: RunFolder) -> None:
-    """A schedule that ends with the run changes with the run's end."""
-    schedule = settings.optimizer.get("schedule")
-    if schedule is None or not SCHEDULES[schedule].ends_with_run:
-        return
-    for limit in ("epochs", "max_steps", "max_minutes"):
-        before, now = own.training.get(limit), settings.training.get(limit)
-        if before != now:
-            logger.warning(
-                f"{run.path}: training.{limit} {before or 'none'} -> {now or 'none'} changes its "
-                f"{schedule} schedule too: the learning rate jumps here"
-            )
+def _changed_limits(settings: Settings, own: Settings) -> list[str]:
+    """``training.epochs 3 -> none`` for each limit of a run that has changed."""
+    before, now = flatten(own.tables()), flatten(settings.tables())
+    return [
+        f"{key} {before[key] or NONE} -> {now[key] or NONE}"
+        for key in LIMITS
+        if before[key] != now[key]
+    ]
+
+
+FRACTIONS_OF_RUN = (
+    "optimizer.warmup", "optimizer.hold", "optimizer.map_warmup", "optimizer.average_from",
+    "training.untie_at",
+)  # fmt: skip
+
+
+def warn_of_another_end(settings: Settings, own: Settings, run: RunFolder) -> None:
+    """What is a fraction of the run changes with the run's end."""
+    values = flatten(settings.tables())
+    schedule = SCHEDULES[values.get("optimizer.schedule", "constant")]
+    unread = () if "warmup" in schedule.reads else ("optimizer.warmup",)
+    moved = [key for key in FRACTIONS_OF_RUN if values.get(key) and key not in unread]
+    moved = ["optimizer.schedule", *moved] if schedule.ends_with_run else moved
+    changes = _changed_limits(settings, own)
+    if changes and moved:
+        moved = [f"{key} {values[key]}" for key in moved]
+        logger.warning(
+            f"{run.path}: with {' and '.join(changes)} the run's end moves, and with it "
+            f"{' and '.join(moved)}; the learning rate may jump here"
+        )
 
 
 def located(settings: Settings, run: RunFolder | None = None) -> Settings:

@@ -35,11 +35,7 @@ class WeightsInfo:
 
 def settings_of(run: RunFolder, task: str | None = None) -> Settings:
     """The settings of a run; RunFolderError if it is not one of ``task``."""
-    if not run.path.is_dir() or not run.recipe.exists():
-        raise RunFolderError(
-            f"{run.path}: is not a run folder (no recipe.toml); name one that `drill train` made"
-        )
-    run.check_files()
+    run.check_run()
     settings = read_settings(run.recipe)
     if task not in (None, settings.task):
         kinds = {LANGUAGE_MODEL: "language model", TRANSLATION: "translator"}
