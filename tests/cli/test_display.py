@@ -80,7 +80,7 @@ def test_the_star_of_an_epoch_line_is_explained_once(capsys):
 def test_counting_prints_how_far_it_is(clock, capsys):
     for quiet, printed in ((False, "data  2,000 of 9,000\n"), (True, "")):
         clock[0] = 0.0
-        with display.Counter("data", quiet) as count:
+        with display.counting("data", quiet) as count:
             count(1000, 9000)
             clock[0] = 11.0
             count(2000, 9000)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drill import tasks
-from drill.data.text import corpora
+from drill.data.text import catalog
 from drill.errors import CheckpointError
 from tests.helpers.files import contents
 from tests.helpers.tasks import LM, MT
@@ -91,7 +91,7 @@ def test_a_run_that_does_not_resume_stays_as_it_was(
 
 
 def test_ctrl_c_in_the_demo(run_cli, monkeypatch):
-    monkeypatch.setattr(corpora, "check_corpus", lambda corpus: None)  # it may be missing
+    monkeypatch.setattr(catalog, "check_corpus", lambda corpus: None)  # it may be missing
     monkeypatch.setattr(tasks, "train", ctrl_c)
     code, _, err = run_cli("demo", "--runs", "fresh")
     assert (code, err.splitlines()[-1]) == (130, NOTHING)

@@ -30,11 +30,11 @@ def scored(point) -> Perplexity:
 def run(path, points=POINTS, key="one", evaluate=scored):
     calls = []
 
-    def counted(point, progress):
+    def counted(progress, **point):
         calls.append(point)
         return evaluate(point)
 
-    found = run_grid(points, counted, key=key, tokens=10, file=path, progress=None, report=None)
+    found = run_grid(points, counted, key=key, tokens=10, file=path, progress=None)
     return found, calls
 
 
@@ -92,19 +92,20 @@ def test_search_in_which_all_diverge_has_no_best():
         _ = GridSearch([Cell(point, None) for point in POINTS]).best
 
 
-def test_progress_counts_the_tokens_of_all_cells_and_report_each_cell(path):
-    seen, cells = [], []
+def test_progress_counts_the_tokens_of_all_cells(path):
+    seen = []
     run(path, POINTS[:1])
 
-    def evaluate(point, progress):
+    def evaluate(progress, **point):
         progress(5, 10)
         progress(10, 10)
         return scored(point)
 
-    reported = {"progress": lambda *now: seen.append(now), "report": cells.append}
-    run_grid(POINTS, evaluate, key="one", tokens=10, file=path, **reported)
+    def progress(*now):
+        seen.append(now)
+
+    run_grid(POINTS, evaluate, key="one", tokens=10, file=path, progress=progress)
     assert seen == [(10, 40), (15, 40), (20, 40), (25, 40), (30, 40), (35, 40), (40, 40)]
-    assert [cell.settings for cell in cells] == POINTS
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"searches": 3}', "\x00"])
@@ -115,18 +116,14 @@ def test_damaged_file_is_named(path, content):
 
 
 def tune(model, statistics, path=None, **options):
-    calls = []
     given_ = {"lrs": (0.0, 0.01), "decays": (0.01, 0.5), "limit": 40, **options}
-    found = dynamic_search(
-        model, np.tile(text(9), 30), statistics, file=path, report=calls.append, **given_
-    )
-    return found, calls
+    return dynamic_search(model, np.tile(text(9), 30), statistics, file=path, **given_)
 
 
 def test_search_finds_that_adaptation_helps():
     model, statistics = measured()
     before = bits(model)
-    found, _ = tune(model, statistics)
+    found = tune(model, statistics)
     assert len(found.cells) == 4
     assert found.best.settings == {"lr": 0.01, "decay": 0.01}
     assert bits(model) == before

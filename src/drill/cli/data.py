@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from drill.cli.display import Counter
+from drill.cli.display import counting
 from drill.errors import DataError, SettingsError, nearest
 
 DEFAULT = ("en", "de")  # languages of the recipes
@@ -133,7 +133,7 @@ def data(
     from drill.training.run.summary import share_of_unknown
     from drill.training.settings import recipe
 
-    with Counter("download") as progress:
+    with counting("download") as progress:
         found, vocabulary = read_corpus(corpus, min_count=min_count, progress=progress)
         ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))

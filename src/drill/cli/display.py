@@ -5,7 +5,8 @@ import sys
 import tempfile
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from rich import box
@@ -20,7 +21,7 @@ from drill.training.progress import Progress as Report
 if TYPE_CHECKING:
     from drill.report.tables import markup
 
-COUNT_AFTER = 10.0  # seconds before the first line of a Counter
+COUNT_AFTER = 10.0  # seconds before the first line of ``counting``
 
 
 def console() -> Console:
@@ -32,11 +33,7 @@ def console() -> Console:
 def plain_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, **options: Any
 ) -> Table:
-    """A table with a line below its headings, and where a row is empty.
-
-    Args:
-        left: number of columns that are aligned to the left.
-    """
+    """A table with ``left`` columns of text, a line below its headings and where a row is empty."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
     for n, heading in enumerate(headings):
         table.add_column(heading, justify="left" if n < left else "right", no_wrap=n < left)
@@ -60,9 +57,7 @@ def table_text(table: "markup.Table") -> str:
 class TrainingDisplay:
     """Shows the progress of a run; give ``show`` and ``say`` to ``drill.train``.
 
-    Args:
-        quiet: a line about once a minute only.
-        silent: nothing at all, as in all processes but the first.
+    ``quiet``: a line about once a minute; ``silent``: nothing, as in all processes but the first.
     """
 
     def __init__(self, quiet: bool = False, silent: bool = False) -> None:
@@ -94,32 +89,25 @@ class TrainingDisplay:
         )
 
 
-class Counter:
-    """Progress of work that counts up to a known end; call it with (done, total)."""
+@contextmanager
+def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
+    """Shows work that counts up; call what it yields with what is done, and all there is."""
+    shown = Console(highlight=False, markup=False, stderr=True)
+    count = "{task.completed:,.0f} of {task.total:,.0f}"
+    bar = _bar(shown, shown.is_terminal and not quiet, title, count, TimeRemainingColumn())
+    throttle = LineThrottle(AT_LEAST_EVERY if quiet else COUNT_AFTER)
 
-    def __init__(self, title: str, quiet: bool = False) -> None:
-        self.title = title
-        self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else COUNT_AFTER)
-        shown = Console(highlight=False, markup=False, stderr=True)
-        count = "{task.completed:,.0f} of {task.total:,.0f}"
-        bar = shown.is_terminal and not quiet
-        self._bar = _bar(shown, bar, title, count, TimeRemainingColumn())
-
-    def __enter__(self) -> Callable[[int, int | None], None]:
-        self._bar.start()
-        return self._update
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _update(self, done: int, total: int | None) -> None:
-        if self._bar.disable:
-            if self._throttle.due():
-                note(f"{self.title}  {done:,}" + (f" of {total:,}" if total else ""))
+    def update(done: int, total: int | None) -> None:
+        if bar.disable:
+            if throttle.due():
+                note(f"{title}  {done:,}" + (f" of {total:,}" if total else ""))
             return
-        if not self._bar.tasks:
-            self._bar.add_task("", total=total or 0)
-        self._bar.update(self._bar.task_ids[0], completed=done, total=total or 0)
+        if not bar.tasks:
+            bar.add_task("", total=total or 0)
+        bar.update(bar.task_ids[0], completed=done, total=total or 0)
+
+    with bar:
+        yield update
 
 
 def _bar(console: Console, shown: bool, before: str, after: str, *more: Any) -> Progress:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option, echo
 
 from drill.cli import options
-from drill.cli.display import Counter, TrainingDisplay, as_drill_error, note
+from drill.cli.display import TrainingDisplay, as_drill_error, counting, note
 from drill.errors import SettingsError
 from drill.recipes.reader import apply_overrides, recipe_names
 from drill.training.progress import duration
@@ -139,8 +139,7 @@ def finetune(
     _check_name(name)
     settings = finetune_settings(run)
     if change:
-        tables = {"recipe": settings.recipe, "init_from": settings.init_from, **settings.tables()}
-        settings = resolve_settings(apply_overrides(tables, change))
+        settings = resolve_settings(apply_overrides(settings.to_dict(), change))
     run = Path(os.path.abspath(run))  # `.` has neither a name nor a parent
     folder = run.parent / (name or f"{run.name}-finetune")
     _train(settings, folder, device, quiet)
@@ -153,7 +152,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None
     main = _is_main_process()
     with (
         note_if_interrupted(folder),
-        Counter("data", quiet) as counted,
+        counting("data", quiet) as counted,
         TrainingDisplay(quiet, silent=not main) as display,
         _log_to(display),
     ):

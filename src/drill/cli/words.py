@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, echo
 
 from drill.cli import options
-from drill.cli.display import Counter, note
+from drill.cli.display import counting, note
 from drill.cli.options import Split, blocks_of_lines, name_of
 from drill.errors import DataError, SettingsError
 
@@ -117,7 +117,7 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
     added = held_out_run(run)
     for text in texts:
         start = time.monotonic()
-        with Counter(f"held-out words, {text.name}", quiet) as progress:
+        with counting(f"held-out words, {text.name}", quiet) as progress:
             found = score_held_out(
                 run,
                 added,

@@ -56,15 +56,10 @@ def cached(
     load: Callable[[Path], T],
     save: Callable[[T, Path], object],
 ) -> T:
-    """What ``build`` returns, from the cache where it is there.
+    """What ``build`` returns, from the cache in ``folder`` where it is there.
 
-    A folder that cannot be written costs a warning in the log and the time of building again.
-
-    Args:
-        folder: of the cache; None builds without one.
-        key: from ``cache_key``.
-        load: reads a value from the folder of its entry.
-        save: writes a value into files of an empty folder.
+    ``load`` reads a value from the folder of its entry, ``save`` writes it into an empty folder. A
+    cache that cannot be written costs a warning in the log and the time of building again.
     """
     if folder is None:
         return build()

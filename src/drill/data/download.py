@@ -25,13 +25,10 @@ def download(
     progress: OnProgress | None = None,
     timeout: float = 30.0,
 ) -> None:
-    """Write ``target`` from the first URL that gives ``size`` bytes with this checksum.
+    """Write ``target`` from the first of its mirrors that gives ``size`` bytes with this checksum.
 
-    The file stays in memory until its checksum is known, so ``target`` is complete or untouched.
-
-    Args:
-        urls: mirrors of one file, tried in this order.
-        timeout: seconds that the server may be silent.
+    The file stays in memory until its checksum is known, so ``target`` is complete or untouched. A
+    server may be silent for ``timeout`` seconds.
     """
     failures = []
     for url in urls:

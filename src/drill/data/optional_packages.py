@@ -16,11 +16,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def check_packages(who_needs: str, *packages: str) -> None:
-    """DataError if one is not installed; none is imported.
-
-    Args:
-        who_needs: the start of the message, such as ``"subwords need"``.
-    """
+    """DataError, which begins with ``who_needs``, if one is not installed; none is imported."""
     missing = [each for each in packages if find_spec(each.replace("-", "_")) is None]
     if not missing:
         return

@@ -33,11 +33,9 @@ def add_words_to_model(
     labels: Mapping[str, Any],
     words: Mapping[str, str],
 ) -> tuple[LanguageModel, Vocabulary]:
-    """A model with vectors for further words.
+    """A model with vectors for further words, made as the settings ``labels`` say.
 
-    Args:
-        labels: the settings that the model's label source was built with.
-        words: each with its description; an empty one is looked up in WordNet if it is needed.
+    Each has a description; an empty one is looked up in WordNet if it is needed.
     """
     fault = new_words_blocker(model)
     if fault is not None:

@@ -121,20 +121,17 @@ class LanguageModelRun:
         """
         return self._evaluated(token_losses, ids, batch_size=batch_size, progress=progress)
 
-    def calibration(
-        self, ids: Text, *, batch_size: int = 10, progress: Callable[[int, int], None] | None = None
-    ) -> Calibration:
+    def calibration(self, ids: Text, *, batch_size: int = 10) -> Calibration:
         """How often the likeliest token is right, by the probability that it gets.
 
         Args:
             ids: the text, (N,).
             batch_size: streams that the text is cut into.
-            progress: called with how much is done, and of how much.
 
         Returns:
             Reliability bins, and the expected calibration error as ``ece``.
         """
-        return self._evaluated(calibration, ids, batch_size=batch_size, progress=progress)
+        return self._evaluated(calibration, ids, batch_size=batch_size)
 
     def _evaluated(self, evaluate: Callable[..., Result], ids: Text, **options: Any) -> Result:
         given = self.settings.training
@@ -221,11 +218,7 @@ def vocabulary_of(run: RunFolder) -> Vocabulary:
 def load_language_model(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> LanguageModelRun:
-    """The language model of a run in eval mode.
-
-    Args:
-        weights: by default the best ones, or the last before the first validation.
-    """
+    """The language model of a run in eval mode; by default with its best or last weights."""
     run = RunFolder(folder)
     settings = settings_of(run, LANGUAGE_MODEL)
     vocabulary = vocabulary_of(run)

@@ -226,14 +226,8 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
     Training sees the zero state only at the start of a stream, so first words after it are badly
     predicted: 6.92 and 5.34 nats (the demo's deep residual and tied models, 300 test lines) against
     4.64 and 4.65 from this state and 4.24 and 4.31 after the real context. The random numbers are
-    fixed, so on one machine a model always starts in the same state.
-
-    Args:
-        name: the calling function, for error messages.
-        end: the id of ``<eos>``.
-
-    Returns:
-        A state for a batch of 1.
+    fixed, so on one machine a model always starts in the same state, which is for a batch of 1.
+    ``end`` is the id of ``<eos>``, ``name`` the calling function, for errors.
     """
     if not model.encoder.carries_state:
         return model.encoder.reading_state(1)
@@ -261,5 +255,4 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
 
 
 def expand_state(state: State, batch: int) -> State:
-    """A state of a batch of 1, expanded to ``batch`` sequences."""
     return map_state(lambda part: part.expand(*part.shape[:-2], batch, -1).contiguous(), state)

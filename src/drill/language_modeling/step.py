@@ -87,12 +87,8 @@ class LanguageModelState(TrainingState):
 class Steps:
     """Forward, backward and optimizer step, without CUDA graphs.
 
-    Args:
-        trained: the model, or its DistributedDataParallel.
-        data: (rows, B), on the device.
-        autocast: the dtype of matrix products, if not that of the parameters.
-        micro_batch: streams at a time, their gradients summed; None: all at once.
-        options: of the model's loss.
+    ``trained`` is the model, or its DistributedDataParallel; ``data`` (rows, B) is on the device;
+    ``options`` are those of the model's loss.
     """
 
     def __init__(

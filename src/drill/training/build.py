@@ -22,11 +22,9 @@ def build_layer(
     widths: tuple[int, ...],
     counts: Callable[[], list[int]],
 ) -> OutputLayer:
-    """The layer that a table describes.
+    """The layer that a table describes, over hidden states of ``widths`` side by side.
 
-    Args:
-        widths: of the states that are concatenated in the encoder's output.
-        counts: gives the counts of labels, for layers that need them.
+    ``counts`` gives the counts of labels to layers that need them.
     """
     options = {key: value for key, value in table.items() if key not in (NAME, INNER)}
     kind: Any = LAYERS[table[NAME]]

@@ -56,11 +56,7 @@ def out_of_memory_hint(what: str, hint: str) -> Iterator[None]:
 
 
 def check_memory(parameters: Iterable[Tensor]) -> None:
-    """Raise OutOfMemory if weights and their gradients are larger than the memory here.
-
-    Args:
-        parameters: of a model built in ``meta_init``, which takes no memory.
-    """
+    """Raise OutOfMemory if weights, made in ``meta_init``, and gradients exceed the memory here."""
     sizes = [(each.numel(), each.element_size()) for each in parameters]
     needed = 2 * sum(count * size for count, size in sizes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if os.name == "posix" else 0

@@ -160,10 +160,8 @@ def init_distributed(device: torch.device, timeout: float = 1800.0) -> Iterator[
     """The processes that ``torchrun`` started, or a world of one without it.
 
     With several machines, a ``torchrun`` that may restart its processes needs the environment
-    variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see ``_store``.
-
-    Args:
-        timeout: seconds for collective operations; CONTROL_TIMEOUT is for the first process.
+    variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see ``_store``. ``timeout`` is in seconds, of
+    collective operations.
     """
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -31,14 +32,10 @@ AT_LEAST_EVERY = 60.0
 
 
 class LineThrottle:
-    """Whether it is time for another line: each gap is twice as long as the one before.
+    """Whether it is time for another line: each gap is twice as long as the one before."""
 
-    Args:
-        first: seconds before the first line.
-    """
-
-    def __init__(self, first: float | None = None) -> None:
-        self._gap = FIRST_AFTER if first is None else first
+    def __init__(self, seconds: float) -> None:
+        self._gap = seconds
         self.restart()
 
     def restart(self) -> None:
@@ -56,14 +53,13 @@ class LineThrottle:
 class ProgressLines:
     """Prints a line per epoch, and some between; give ``show`` and ``say`` to ``train``.
 
-    Args:
-        write: prints a line; to stderr by default.
-        quiet: print about one line a minute only.
+    ``write`` prints a line, to stderr by default; ``quiet`` ones come about once a minute.
     """
 
     def __init__(self, write: Callable[[str], None] | None = None, quiet: bool = False) -> None:
-        self.write, self.quiet = write or _to_stderr, quiet
-        self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else None)
+        self.write = write or partial(print, file=sys.stderr, flush=True)
+        self.quiet = quiet
+        self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else FIRST_AFTER)
         self._star_explained = False
         self._first_epoch: int | None = None
         self._told_time = False
@@ -84,11 +80,11 @@ class ProgressLines:
     def show_milestones(self, report: Progress) -> None:
         """The line of an epoch, and after a short first one how long the run will take."""
         if report.row is not None:
-            explained = (
-                "  (* best so far)" if report.row["best"] and not self._star_explained else ""
-            )
-            self._star_explained = self._star_explained or report.row["best"]
-            self.say(epoch_line(report.row, report.epochs) + explained)
+            line = epoch_line(report.row, report.epochs)
+            if report.row["best"] and not self._star_explained:
+                line += "  (* best so far)"
+                self._star_explained = True
+            self.say(line)
         elif report.work is None and not self._told_time:
             self._first_epoch = self._first_epoch or report.epoch
             if report.epoch > self._first_epoch:  # which was over before a line could tell
@@ -138,7 +134,3 @@ def perplexity_of(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -63,12 +63,9 @@ def with_defaults(
     also: Iterable[str] = (),
     choices: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Table:
-    """Check a table and fill in the defaults of ``call``.
+    """Check the table ``where`` and fill in the defaults of ``call``.
 
-    Args:
-        where: the name of the table, for messages.
-        also: keys that were checked before.
-        choices: what the table could have named instead, for hints about unknown keys.
+    Keys of ``also`` were checked before; ``choices`` are other callables, for hints.
     """
     arguments = settable_arguments(call)
     for key, value in table.items():

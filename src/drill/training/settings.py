@@ -70,7 +70,6 @@ class Settings:
         return found
 
     def to_toml(self) -> str:
-        """The text of ``recipe.toml``."""
         return _toml_text(self.to_dict())
 
     def changed(self, **tables: Mapping[str, Any]) -> "Settings":
@@ -110,7 +109,6 @@ def recipe(name: str, changes: str | Sequence[str] = ()) -> Settings:
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings of a run, from its ``recipe.toml``."""
     return resolve_settings(parsed(path))
 
 
@@ -326,13 +324,8 @@ def _toml_text(table: Table, name: str = "") -> str:
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):  # TOML takes JSON's escapes, but no surrogates and no bare DEL
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
-    return repr(value)
+    """TOML takes JSON's values, but no bare DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -56,12 +56,8 @@ def reraise_signal(number: int | None, sentence: str) -> None:
     """Do now what a noted signal does by default.
 
     Ctrl-C raises KeyboardInterrupt. So does a signal that is ignored outside, or that another
-    process got: the caller has to know that work has stopped. SIGTERM ends the process or calls
-    its handler.
-
-    Args:
-        number: the signal; None if another process got it.
-        sentence: what was stopped; the text of KeyboardInterrupt, logged before SIGTERM.
+    process got (None): the caller has to know that work has stopped. SIGTERM ends the process or
+    calls its handler. ``sentence`` says what was stopped.
     """
     handler = None if number is None else signal.getsignal(number)
     if number is None or handler in (signal.default_int_handler, signal.SIG_IGN):

@@ -16,14 +16,7 @@ from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.progress import perplexity_of
-from drill.training.run.checkpoint import (
-    check_fits,
-    copied,
-    copy_into,
-    load,
-    split_tensors,
-    strip_prefix,
-)
+from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder, readable
 
 logger = logging.getLogger("drill")
@@ -46,7 +39,6 @@ class Score:
         return perplexity_of(self.loss)
 
     def row(self, split: str) -> dict[str, float]:
-        """What a row of metrics.jsonl has about it."""
         return {f"{split}_loss": self.loss, f"{split}_perplexity": self.perplexity}
 
 
@@ -154,7 +146,7 @@ class TrainingState(abc.ABC):
         better = self.best is None or score.loss < self.best.loss
         if better:
             self.best, self.best_epoch = score, self.epoch
-            self.best_weights = copied(model, world.is_main)
+            self.best_weights = checkpoint.copied(model, world.is_main)
         return better
 
     def next_epoch(self) -> None:
@@ -177,7 +169,6 @@ class TrainingState(abc.ABC):
     def validation_row(
         self, score: Score, *, lr: float, averaged: bool, best: bool
     ) -> dict[str, Any]:
-        """A row of metrics.jsonl after a validation."""
         return {
             **self._row(self.loss if self.position > 0 else None, lr),
             **score.row("valid"),
@@ -258,7 +249,7 @@ class TrainingState(abc.ABC):
         self.tick()
         tensors, numbers = self.state_dict(world)
         tensors |= {f"model/{name}": p for name, p in model.named_parameters()}
-        moments, numbers["optimizer"] = split_tensors(optimizer.state_dict())
+        moments, numbers["optimizer"] = checkpoint.split_tensors(optimizer.state_dict())
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
         tensors = world.gather(tensors)
         if world.is_main:
@@ -297,9 +288,10 @@ class TrainingState(abc.ABC):
                     f"{run.path}: the text has changed since this run was saved; restore it, or "
                     "train under another name"
                 )
-            parameters = dict(model.named_parameters())
-            copy_into(parameters, strip_prefix("model/", tensors), str(run.last))
-            optimizer.load_state_dict(strip_prefix("optimizer/", tensors) | numbers["optimizer"])
+            weights = checkpoint.strip_prefix("model/", tensors)
+            checkpoint.copy_into(dict(model.named_parameters()), weights, str(run.last))
+            moments = checkpoint.strip_prefix("optimizer/", tensors)
+            optimizer.load_state_dict(moments | numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)
         return True
 
@@ -311,16 +303,14 @@ class TrainingState(abc.ABC):
         """Raise CheckpointError now if a file that training reads later is damaged."""
         fix = f"restore it from a copy, or remove {run.last} to start over"
         for path in self.weight_files(run):
-            tensors, _ = load(path, fix)
-            check_fits(dict(model.named_parameters()), tensors, str(path))
+            tensors, _ = checkpoint.load(path, fix)
+            checkpoint.check_fits(dict(model.named_parameters()), tensors, str(path))
 
     def cut_metrics(self, run: RunFolder, world: World) -> bool:
         """Cut off lines after the checkpoint: those steps are trained again.
 
-        The line of a test is cut too, but its time still counts as elapsed.
-
-        Returns:
-            Whether there was such time; save at once, so that a kill does not lose it.
+        The line of a test is cut too, but its time still counts as elapsed. Returns whether there
+        was such time: save at once, so that a kill does not lose it.
         """
         tested = run.test_row() if world.is_main else None
         spent = 0.0

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Context, Option
 
 from drill.cli import options
-from drill.cli.display import Counter, note
+from drill.cli.display import counting, note
 from drill.cli.options import Split, as_settings_error, check_one_text, given
 from drill.errors import SettingsError
 
@@ -162,7 +162,7 @@ def dynamic(
                 f"{gradients.BATCH_SIZE} and segments of {segment_length + 1}: gradient "
                 f"statistics are taken at batch size {size}"
             )
-        with Counter("gradient statistics", quiet) as progress:
+        with counting("gradient statistics", quiet) as progress:
             statistics = gradients.gradient_statistics(
                 trained.model,
                 trained.ids.train,
@@ -174,7 +174,7 @@ def dynamic(
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
             try:
-                with Counter("search on validation", quiet) as progress:
+                with counting("search on validation", quiet) as progress:
                     found = dynamic_evaluation.dynamic_search(
                         trained.model,
                         trained.ids.valid,
@@ -192,7 +192,7 @@ def dynamic(
         settings = {**rates, "epsilon": eps, "segment_length": segment_length}
         settings["statistics_batch_size"] = size
         for each in texts:
-            with Counter(f"dynamic, {each.name}", quiet) as progress:
+            with counting(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_evaluation.dynamic_perplexity(
                     trained.model, each.ids, statistics, **rates, **fixed, progress=progress
                 )
@@ -249,7 +249,7 @@ def cache(
         fixed["autocast"] = autocast
         mixture: dict[str, Any] = {"theta": theta, "lambda_": lambda_}
         if search:
-            with Counter("search on validation", quiet) as progress:
+            with counting("search on validation", quiet) as progress:
                 found = cache_pointer.cache_search(
                     trained.model,
                     trained.ids.valid,
@@ -266,7 +266,7 @@ def cache(
         settings |= {"as_published": published, **({"chunk": chunk} if published else {})}
         for each in texts:
             start = time.monotonic()
-            with Counter(f"cache, {each.name}", quiet) as progress:
+            with counting(f"cache, {each.name}", quiet) as progress:
                 scored = cache_pointer.cache_perplexity(
                     trained.model, each.ids, **mixture, **fixed, progress=progress
                 )

@@ -15,7 +15,7 @@ import typer
 from numpy.typing import NDArray
 
 from drill.cli import options
-from drill.cli.display import Counter, note, table_text
+from drill.cli.display import counting, note, table_text
 from drill.cli.generate import note_if_unk_is_untrained
 from drill.cli.options import Precision, Split, Weights, as_settings_error
 from drill.data import EOS, UNK
@@ -166,7 +166,7 @@ def evaluate_plain(
     vocabulary, corpus = run.vocabulary, run.settings.data["corpus"]
     for text in texts:
         start = time.monotonic()
-        with Counter(text.name, quiet) as progress:
+        with counting(text.name, quiet) as progress:
             found, values, targets = evaluate_tokens(
                 run.model,
                 text.ids,

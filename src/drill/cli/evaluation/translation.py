@@ -4,10 +4,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from drill.cli.display import Counter, note, table_text
+from drill.cli.display import counting, note, table_text
 from drill.cli.evaluation.language_model import Row, evaluation_rows, text_name
 from drill.cli.options import Precision
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
@@ -29,14 +30,12 @@ def evaluate_translation(
     splits: Sequence[str],
     files: tuple[Path, Path] | None,
     *,
-    beam_size: int | None,
-    length_penalty: float | None,
-    batch_tokens: int,
     words: bool,
     tokenize: str | None,
     precision: Precision,
     as_json: bool,
     quiet: bool,
+    **search_options: Any,
 ) -> None:
     """Print a line for each split, or for the ``files``, and add it to RUN/evaluations.jsonl.
 
@@ -56,13 +55,8 @@ def evaluate_translation(
         for about, text, pairs in [_read(run, *files)] if files else own_texts:
             start = time.monotonic()
             with (
-                run.search(
-                    beam_size,
-                    precision=chosen,
-                    length_penalty=length_penalty,
-                    batch_tokens=batch_tokens,
-                ) as search,
-                Counter(text_name(about), quiet) as progress,
+                run.search(precision=chosen, **search_options) as search,
+                counting(text_name(about), quiet) as progress,
                 out_of_memory_hint(
                     f"the evaluation of {run.folder.path}",
                     "take a smaller --batch-tokens or --beam",

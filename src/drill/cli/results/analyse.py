@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option, echo
 
 from drill.cli import options
-from drill.cli.display import Counter, note
+from drill.cli.display import counting, note
 from drill.errors import SettingsError
 
 STREAMS = (
@@ -56,20 +56,22 @@ def analyse(
         found.add(name, run)
     if not as_json:
         for text in found.texts:
-            table = band_tables.bands_table(text)
-            echo(replace(table, notes=[*table.notes, STREAMS]).markdown())
-            if text.changes:
-                echo(band_tables.changes_table(text).markdown())
-            echo(band_tables.calibration_table(text.calibration).markdown())
-            echo(band_tables.reliability_table(text.calibration).markdown())
-            if text.norms:
-                echo(band_tables.norms_table(text.norms).markdown())
-                echo(band_tables.nearest_table(text.nearest).markdown())
+            losses = band_tables.bands_table(text)
+            for table in (
+                replace(losses, notes=[*losses.notes, STREAMS]),
+                band_tables.changes_table(text),
+                band_tables.calibration_table(text.calibration),
+                band_tables.reliability_table(text.calibration),
+                band_tables.norms_table(text.norms),
+                band_tables.nearest_table(text.nearest),
+            ):
+                if table.rows:
+                    echo(table.markdown())
     ranks: dict[str, LogProbRank] = {}
     if not no_rank:
         for name, run in loaded.items():
             given = run.settings.training
-            with Counter(f"rank of {name}", quiet) as progress:
+            with counting(f"rank of {name}", quiet) as progress:
                 ranks[name] = log_prob_rank(
                     run.model,
                     run.ids.test,
@@ -86,11 +88,9 @@ def analyse(
                     "bands": [{**asdict(band), "mean_loss": band.mean_loss} for band in bands],
                     "calibration": {"ece": calibration.ece, **asdict(calibration)},
                 }
-                if name in text.changes:
-                    row["changes"] = [asdict(band) for band in text.changes[name]]
-                if name in text.norms:
-                    row["norms"] = [asdict(band) for band in text.norms[name]]
-                    row["nearest"] = [asdict(each) for each in text.nearest[name]]
+                for key in ("changes", "norms", "nearest"):
+                    if name in (of_runs := getattr(text, key)):
+                        row[key] = [asdict(each) for each in of_runs[name]]
                 if name in text.bits_per_byte:
                     row["bits_per_byte"] = text.bits_per_byte[name]
                 rank = {"rank": ranks[name]._asdict()} if ranks else {}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option, echo
 
 from drill.cli import options
-from drill.cli.display import Counter, console, plain_table, printable
+from drill.cli.display import console, counting, plain_table, printable
 from drill.cli.options import blocks_of_lines
 from drill.errors import DataError, SettingsError
 
@@ -86,7 +86,7 @@ def _language_models(
     batch = max(1, min(BATCH_SIZE, len(ids) // TOKENS_PER_STREAM))
     losses = []
     for run in runs:
-        with Counter(run.folder.path.name, quiet) as progress:
+        with counting(run.folder.path.name, quiet) as progress:
             found = run.token_losses(ids, batch_size=batch, progress=progress)
         losses.append(found.double().numpy())
     targets = batchify(ids, batch)[1:].t().flatten().numpy()
@@ -134,7 +134,7 @@ def _translators(
     reference_lines = list(pairs.target)
     hypotheses = []
     for run in runs:
-        with Counter(run.folder.path.name, quiet) as progress:
+        with counting(run.folder.path.name, quiet) as progress:
             hypotheses.append(run.translate(pairs.source, progress=progress))
     lines = [bootstrap.bleu_statistics(each, reference_lines, language) for each in hypotheses]
     difference = bootstrap.paired_bootstrap(

@@ -1,55 +1,28 @@
 """Parallel texts in three splits: corpora by name, the generated one, and pairs of your own."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.parallel.synthetic import numbers_and_dates_corpus
-from drill.data.text.catalog import SPLITS, data_folders
+from drill.data.text.catalog import SPLITS, TABLES, data_folders
 from drill.errors import DataError, check_value, nearest
 
 COMPRESSED = ("", ".gz", ".xz")
 GENERATED = "numbers"
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The files of a corpus below a data folder, without ``.en`` or ``.de``; a split joins them."""
+class Parts(NamedTuple):
+    """The files of a parallel corpus, and where to get them."""
 
-    train: tuple[str, ...]
-    valid: tuple[str, ...]
-    test: tuple[str, ...]
-    origin: str  # where to get them
+    train: Sequence[str]
+    valid: Sequence[str]
+    test: Sequence[str]
+    origin: str
 
 
-NEWS = tuple(
-    f"newstest/{each}"
-    for each in ("news-test2008", *(f"newstest{year}" for year in range(2009, 2013)))
-)
-
-PARALLEL_CORPORA: Mapping[str, Parts] = {
-    "multi30k": Parts(
-        ("multi30k/train",),
-        ("multi30k/val",),
-        ("multi30k/test_2016_flickr",),
-        "github.com/multi30k/dataset, data/task1/raw",
-    ),
-    "europarl": Parts(
-        ("europarl/train", *NEWS),
-        ("newstest/newstest2013",),
-        ("newstest/newstest2014",),
-        "statmt.org/europarl (v7) and statmt.org/wmt14 (news)",
-    ),
-    "wmt14": Parts(
-        ("wmt14/train",),
-        ("newstest/newstest2013",),
-        ("newstest/newstest2014",),
-        "statmt.org/wmt14",
-    ),
-}
-"""Captions; speeches and older news; the paper's training set. The last two test on news."""
-
+PARALLEL_CORPORA = {name: Parts(**table) for name, table in TABLES["parallel"].items()}
 PARALLEL_NAMES = (*PARALLEL_CORPORA, GENERATED)
 
 
@@ -121,11 +94,11 @@ def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
 
 def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
     """Of each part of a split the file of either language."""
-    stems: tuple[str, ...]
+    stems: Sequence[str]
     if corpus in PARALLEL_CORPORA:
         stems = getattr(PARALLEL_CORPORA[corpus], split)
     elif Path(corpus).is_dir():
-        stems = (str(Path(corpus).resolve() / split),)
+        stems = [str(Path(corpus).resolve() / split)]
     else:
         files = f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
         near = nearest(corpus, PARALLEL_NAMES, otherwise=files)

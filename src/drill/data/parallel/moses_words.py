@@ -18,10 +18,8 @@ def words(line: str, language: str = "de", *, split_compounds: bool = False) -> 
         words("Er sagte: „Das kostet 1,50 Euro.“") ->
         ["Er", "sagte", ":", "„", "Das", "kostet", "1,50", "Euro", ".", "“"]
 
-    Args:
-        language: its list of abbreviations decides which dots stay with their word.
-        split_compounds: a hyphen inside a word becomes a token ``##AT##-##AT##``, as in the
-            evaluation of the first Transformer.
+    With ``split_compounds`` a hyphen inside a word becomes a token ``##AT##-##AT##``, as in the
+    evaluation of the first Transformer.
     """
     check_value(language in LANGUAGES, "language", f"one of {LANGUAGES}", language, DataError)
     found: list[str] = _tokenizer(language).tokenize(line, escape=False)
@@ -40,6 +38,5 @@ def _library() -> Any:
 
 
 def tokenizer_name(language: str, *, split_compounds: bool = False) -> str:
-    """For the signature of a score."""
     name = f"moses-{language}-sacremoses-{_library().__version__}"
     return f"{name}-compounds" if split_compounds else name

@@ -6,10 +6,12 @@ values are so many that the sentences it is tested on are new to it.
 """
 
 import hashlib
+import tomllib
 from collections.abc import Callable, Iterator
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import cache
+from importlib import resources
 from random import Random
 from typing import Any
 
@@ -21,81 +23,15 @@ from drill.errors import DataError, check_value
 Pair = tuple[str, str]  # English, German
 
 
-def _pairs(table: str) -> tuple[Pair, ...]:
-    """``English = German``, separated by line ends or semicolons."""
-    rows = (row.split(" = ") for row in table.replace(";", "\n").strip().split("\n"))
-    return tuple((english.strip(), german.strip()) for english, german in rows)
+def _pairs(rows: list[list[str]]) -> tuple[Pair, ...]:
+    return tuple((english, german) for english, german in rows)
 
 
-SUBJECTS = _pairs(
-    """Anna = Anna; Peter = Peter; Maria = Maria; Paul = Paul; Clara = Clara; Martin = Martin
-    Jonas = Jonas; My sister = Meine Schwester; Our neighbour = Unser Nachbar
-    The teacher = Die Lehrerin; The old sailor = Der alte Seemann"""
+_TABLES: dict[str, Any] = tomllib.loads(
+    resources.files("drill.data.parallel").joinpath("synthetic.toml").read_text("utf-8")
 )
-DEEDS = _pairs(
-    """bought = kaufte; sold = verkaufte; counted = zählte; found = fand; saw = sah
-    lost = verlor"""
-)
-THINGS = _pairs(
-    """apples = Äpfel; books = Bücher; letters = Briefe; stamps = Briefmarken; chairs = Stühle
-    bottles = Flaschen; tickets = Karten; trees = Bäume; coins = Münzen; boxes = Kisten"""
-)
-GOODS = _pairs(  # the German ones in the accusative
-    """the bicycle = das Fahrrad; the coat = den Mantel; the lamp = die Lampe
-    two tickets = zwei Karten; the old piano = das alte Klavier; the journey = die Reise"""
-)
-QUANTITIES = _pairs(
-    """Turnover = Der Umsatz; Production = Die Produktion; The price of bread = Der Brotpreis
-    The number of visitors = Die Zahl der Besucher; The rent = Die Miete"""
-)
-MOVES = _pairs("rose = stieg; fell = sank")
-CITIES = _pairs(
-    """Berlin = Berlin; Hamburg = Hamburg; Munich = München; Cologne = Köln; Vienna = Wien
-    Zurich = Zürich; Prague = Prag; Warsaw = Warschau; Geneva = Genf; Milan = Mailand"""
-)
-CLOCK = _pairs(  # every five minutes, of this hour and of the next one
-    """{h} o'clock = {h} Uhr; five past {h} = fünf nach {h}; ten past {h} = zehn nach {h}
-    a quarter past {h} = Viertel nach {h}; twenty past {h} = zwanzig nach {h}
-    twenty-five past {h} = fünf vor halb {next}; half past {h} = halb {next}
-    twenty-five to {next} = fünf nach halb {next}; twenty to {next} = zwanzig vor {next}
-    a quarter to {next} = Viertel vor {next}; ten to {next} = zehn vor {next}
-    five to {next} = fünf vor {next}"""
-)
-TEMPLATES = {
-    "words": _pairs("""{words} = {words}
-        In words, {digits} is {words}. = In Worten ist {digits} {words}.
-        In digits, {words} is {digits}. = In Ziffern ist {words} {digits}."""),
-    "count": _pairs("{who} {did} {number} {things}. = {who} {did} {number} {things}."),
-    "ordinal": _pairs("""{who} is in {nth} place. = {who} ist auf dem {nth} Platz.
-        {who} lives on the {nth} floor. = {who} wohnt im {nth}n Stock.
-        {who} finished in {nth} place. = {who} belegte den {nth}n Platz.
-        {who} is reading the {nth} page. = {who} liest die {nth} Seite.
-        Today is the {nth} day. = Heute ist der {nth} Tag."""),
-    "date": _pairs("""{day} = {day}
-        {weekday}, {day} = {weekday}, {day}
-        {who} was born on {day}. = {who} wurde am {day} geboren.
-        The letter is dated {day}. = Der Brief ist auf den {day} datiert.
-        The meeting is on {weekday}, {day}. = Die Sitzung ist am {weekday}, dem {day}.
-        Please reply by {short}. = Bitte antworten Sie bis zum {short}."""),
-    "spoken date": _pairs("""
-        {who} arrived on the {nth} of {month}, {year}. = {who} kam am {nth}n {month} {year} an."""),
-    "amount": _pairs("""{amount} = {amount}
-        The ticket costs {amount}. = Die Karte kostet {amount}.
-        {who} paid {amount} for {what}. = {who} zahlte {amount} für {what}."""),
-    "spoken amount": _pairs("""
-        {who} owes us {e} euros and {c} cents. = {who} schuldet uns {e} Euro und {c} Cent."""),
-    "time": _pairs("""The train leaves at {at}. = Der Zug fährt um {at} Uhr ab.
-        {who} gets up at {at}. = {who} steht um {at} Uhr auf.
-        The shop is open from {at} to {to}. = Das Geschäft ist von {at} bis {to} Uhr geöffnet."""),
-    "spoken time": _pairs("""
-        {who} is coming at {time} on {weekday}. = {who} kommt am {weekday} um {time}."""),
-    "percentage": _pairs(
-        "{what} {rose} by {share}% in {year}. = {what} {rose} {year} um {share} %."
-    ),
-    "distance": _pairs("""
-        It is {far} kilometres from {a} to {b}. = Von {a} nach {b} sind es {far} Kilometer."""),
-    "sum": _pairs("{a} plus {b} is {c}. = {a} plus {b} ist {c}."),
-}
+TEMPLATES = {kind: _pairs(rows) for kind, rows in _TABLES.pop("templates").items()}
+WORDS = {name: _pairs(rows) for name, rows in _TABLES.items()}
 KINDS = tuple(TEMPLATES)
 
 
@@ -166,15 +102,19 @@ def sentence(kind: str, random: Random, write: Writer) -> Pair:
     """
     templates, pick = TEMPLATES[kind], random.choice
     values: dict[str, Pair]
+
+    def word(name: str) -> Pair:
+        return pick(WORDS[name])
+
     match kind:
         case "words":
             number = _number(random)
             values = {"digits": write.digits(number), "words": write.words(number)}
         case "count":
-            values = {"who": pick(SUBJECTS), "did": pick(DEEDS), "things": pick(THINGS)}
+            values = {"who": word("subjects"), "did": word("deeds"), "things": word("things")}
             values["number"] = pick((write.words, write.digits))(_number(random, 5))
         case "ordinal":
-            number, who = random.randint(1, 300), pick(SUBJECTS)
+            number, who = random.randint(1, 300), word("subjects")
             in_digits = random.random() < 0.3
             templates = templates[:1] if in_digits else templates[1:]
             nth = write.words(number, "ordinal_num" if in_digits else "ordinal")
@@ -183,35 +123,35 @@ def sentence(kind: str, random: Random, write: Writer) -> Pair:
             day = _day(random)
             values = {"day": write.day(day), "weekday": write.day(day, "EEEE", "EEEE")}
             values["short"] = write.day(day, "MM/dd/yyyy", "dd.MM.yyyy")
-            values["who"] = pick(SUBJECTS)
+            values["who"] = word("subjects")
         case "spoken date":
             day = _day(random)
-            values = {"who": pick(SUBJECTS), "month": write.day(day, "MMMM", "MMMM")}
+            values = {"who": word("subjects"), "month": write.day(day, "MMMM", "MMMM")}
             values["nth"] = write.words(day.day, "ordinal")
             values["year"] = write.words(day.year, "year")
         case "amount":
             cents = random.randrange(1, 10 ** random.randint(3, 7))
             amount = write.amount(cents, pick(("EUR", "USD", "GBP", "CHF")))
-            values = {"amount": amount, "who": pick(SUBJECTS), "what": pick(GOODS)}
+            values = {"amount": amount, "who": word("subjects"), "what": word("goods")}
         case "spoken amount":
             values = {"e": write.words(_number(random, 4)), "c": write.words(random.randint(2, 99))}
-            values["who"] = pick(SUBJECTS)
+            values["who"] = word("subjects")
         case "time":
             at, to = (write.clock(*divmod(m, 60)) for m in sorted(random.sample(range(1440), 2)))
-            values = {"at": at, "to": to, "who": pick(SUBJECTS)}
+            values = {"at": at, "to": to, "who": word("subjects")}
         case "spoken time":
-            hour, template = random.randint(1, 12), pick(CLOCK)
+            hour, template = random.randint(1, 12), word("clock")
             h, following = write.words(hour), write.words(hour % 12 + 1)
-            if template is CLOCK[0] and hour == 1:
+            if template is WORDS["clock"][0] and hour == 1:
                 h = h[0], "ein"
             values = {"time": _fill(template, {"h": h, "next": following})}
-            values |= {"weekday": write.day(_day(random), "EEEE", "EEEE"), "who": pick(SUBJECTS)}
+            values |= {"weekday": write.day(_day(random), "EEEE", "EEEE"), "who": word("subjects")}
         case "percentage":
             values = {"share": write.digits(Decimal(random.randrange(1, 1000)) / 10)}
-            values |= {"what": pick(QUANTITIES), "rose": pick(MOVES)}
+            values |= {"what": word("quantities"), "rose": word("moves")}
             values["year"] = (str(random.randint(1850, 2089)),) * 2
         case "distance":
-            values = dict(zip("ab", random.sample(CITIES, 2), strict=True))
+            values = dict(zip("ab", random.sample(WORDS["cities"], 2), strict=True))
             values["far"] = write.digits(Decimal(random.randrange(11, 20_000)) / 10)
         case _:  # a sum
             a, b = _number(random, 3), _number(random, 3)

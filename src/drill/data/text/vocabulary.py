@@ -169,15 +169,12 @@ class Vocabulary:
         unknown = self.ids.get(UNK)
         if unknown is not None:
             return np.fromiter((self.ids.get(word, unknown) for word in tokens(lines)), np.int32)
-        return np.fromiter(map(self._known, tokens(lines)), np.int32)
-
-    def _known(self, word: str) -> int:
         try:
-            return self.ids[word]
-        except KeyError:
+            return np.fromiter((self.ids[word] for word in tokens(lines)), np.int32)
+        except KeyError as error:
             raise DataError(
-                f"Vocabulary: {word!r} is not among the {len(self)} words and there is no {UNK}; "
-                "build the vocabulary over this text too, or with from_training"
+                f"Vocabulary: {error.args[0]!r} is not among the {len(self)} words and there is "
+                f"no {UNK}; build the vocabulary over this text too, or with from_training"
             ) from None
 
     def display(self, index: int) -> str:

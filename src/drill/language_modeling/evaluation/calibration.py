@@ -65,7 +65,6 @@ def calibration(
     batch_size: int = 10,
     bptt: int = 70,
     autocast: torch.dtype | None = None,
-    bins: int = BINS,
     progress: OnProgress | None = None,
 ) -> Calibration:
     """The calibration of a model on a text, in eval mode.
@@ -76,7 +75,6 @@ def calibration(
         batch_size: larger ones are faster and lose more context.
         bptt: rows that are encoded at a time.
         autocast: for example torch.bfloat16.
-        bins: how many, of equal width.
         progress: called with the tokens done and all there are.
 
     Returns:
@@ -85,20 +83,20 @@ def calibration(
     data = check_and_batchify("calibration", model, ids, batch_size)
     total = data[1:].numel()
     # tokens, summed confidence, right ones; MPS has no float64
-    sums = torch.zeros(3, bins, dtype=torch.float64)
+    sums = torch.zeros(3, BINS, dtype=torch.float64)
     done = 0
     for log_probs, targets in predictions(model, data, bptt, autocast):
         best = log_probs.max(-1)
         p = best.values.cpu().double().exp()
         right = (best.indices == targets).cpu().double()
-        index = (p * bins).long().clamp(max=bins - 1)
+        index = (p * BINS).long().clamp(max=BINS - 1)
         sums.index_add_(1, index, torch.stack([torch.ones_like(p), p, right]))
         done += len(targets)
         if progress is not None:
             progress(done, total)
     return Calibration(
         tuple(
-            ReliabilityBin(n / bins, (n + 1) / bins, int(tokens), p / tokens, right / tokens)
+            ReliabilityBin(n / BINS, (n + 1) / BINS, int(tokens), p / tokens, right / tokens)
             for n, (tokens, p, right) in enumerate(sums.t().tolist())
             if tokens
         )

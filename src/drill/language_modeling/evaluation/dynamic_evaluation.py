@@ -8,9 +8,9 @@ MS, the root mean square of a gradient, and rate are statistics of the training 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     checked_parameters,
     text_fingerprint,
 )
-from drill.language_modeling.evaluation.grid_search import Cell, GridPoint, GridSearch, run_grid
+from drill.language_modeling.evaluation.grid_search import GridSearch, run_grid
 from drill.language_modeling.evaluation.perplexity import Perplexity, Text, single_stream
 from drill.models.language_model import LanguageModel
 from drill.training.precision import current_precision
@@ -127,7 +127,6 @@ def dynamic_search(
     cuda_graphs: bool = True,
     file: Path | str | None = None,
     progress: OnProgress | None = None,
-    report: Callable[[Cell], None] | None = None,
 ) -> GridSearch:
     """Every lr with every decay on a validation text; never give it the test text.
 
@@ -147,7 +146,6 @@ def dynamic_search(
         progress: called with the tokens done and all there are.
         file: finished cells are saved here, and a restart continues. A cell is identified by
             weights, text, statistics, settings and precision.
-        report: called with each cell.
 
     Returns:
         All cells of the grid; ``best`` has the settings of the lowest loss.
@@ -164,17 +162,16 @@ def dynamic_search(
         f"weights {statistics.weights}, training text {statistics.text}, "
         f"precision {current_precision(data.device)}, of the statistics {statistics.precision}"
     )
-
-    fixed: dict[str, Any] = {"segment_length": segment_length, "cuda_graphs": cuda_graphs}
-
-    def evaluate(settings: GridPoint, progress: OnProgress) -> Perplexity:
-        options = {**fixed, **settings, "eps": eps, "progress": progress}
-        return dynamic_perplexity(model, data, statistics, **options)
-
-    tokens = len(data) - 1
-    return run_grid(
-        points, evaluate, key=key, tokens=tokens, file=file, progress=progress, report=report
+    evaluate = partial(
+        dynamic_perplexity,
+        model,
+        data,
+        statistics,
+        eps=eps,
+        segment_length=segment_length,
+        cuda_graphs=cuda_graphs,
     )
+    return run_grid(points, evaluate, key=key, tokens=len(data) - 1, file=file, progress=progress)
 
 
 def check_dynamic_settings(

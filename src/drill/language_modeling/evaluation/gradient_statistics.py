@@ -159,7 +159,6 @@ def statistics_batch_size(tokens: int, segment_length: int) -> int:
 
 
 def checked_parameters(model: LanguageModel) -> dict[str, Tensor]:
-    """``trained_parameters``, checked."""
     parameters: dict[str, Tensor] = {**model.trained_parameters()}
     if not parameters:
         raise ValueError("no parameter is trained; call model.requires_grad_(True)")

@@ -44,19 +44,18 @@ class GridSearch:
 
 def run_grid(
     points: Sequence[GridPoint],
-    evaluate: Callable[[GridPoint, OnProgress], Perplexity],
+    evaluate: Callable[..., Perplexity],
     *,
     key: str,
     tokens: int,
     file: Path | str | None,
     progress: OnProgress | None,
-    report: Callable[[Cell], None] | None,
 ) -> GridSearch:
     """Evaluate every point whose result is not yet in ``file`` under ``key``.
 
     ``key`` names all else that the results depend on: weights, text and so on; a file can have the
-    results of several. FloatingPointError of ``evaluate`` counts as diverged. ``tokens`` is how
-    many a point predicts; ``report`` gets each cell, also those from the file.
+    results of several. ``evaluate`` takes the settings of a point and ``progress``; its
+    FloatingPointError counts as diverged. ``tokens`` is how many a point predicts.
     """
     if not points:
         raise ValueError("grid: there are no settings to try; give at least one value of each")
@@ -76,15 +75,13 @@ def run_grid(
             result = None if found is None else Perplexity(**found)
         else:
             try:
-                result = evaluate(point, here)
+                result = evaluate(**point, progress=here)
             except FloatingPointError:
                 result = None
             if result is not None and not math.isfinite(result.nll):
                 result = None
             _add(path, key, name, result)
         cells.append(Cell(point, result))
-        if report is not None:
-            report(cells[-1])
     return GridSearch(cells)
 
 

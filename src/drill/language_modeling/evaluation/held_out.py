@@ -4,7 +4,7 @@ The words are removed from training, where they are ``<unk>``, and become labels
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
@@ -60,13 +60,7 @@ def score_held_out(
     autocast: torch.dtype | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> HeldOutScores:
-    """Score the words that ``added`` has and ``run`` has not.
-
-    Args:
-        ids: the text as ``added`` reads it, (N,).
-        batch_size: streams that the text is cut into.
-        progress: called with the tokens done, and how many there are.
-    """
+    """Score the words that ``added`` has and ``run`` has not, in a text as ``added`` reads it."""
     bptt = run.settings.training["bptt"]
     known, unknown = len(run.vocabulary), run.vocabulary.ids[UNK]
     data = check_and_batchify("score_held_out", added.model, ids, batch_size)
@@ -75,14 +69,15 @@ def score_held_out(
         raise DataError("no held-out word occurs in the text; score another split")
     share = math.log(len(added.vocabulary) - known)
 
-    as_labels, as_unknown = _Collected(), _Collected()
+    as_labels: list[Numbers] = []
+    as_unknown: list[Numbers] = []
     nll, elsewhere, done = 0.0, 0.0, 0
     for log_probs, targets in predictions(added.model, data, bptt, autocast):
         where = targets >= known
         nll -= log_probs.gather(1, targets[:, None]).sum(dtype=torch.float64).item()
         mass = log_probs[:, known:].logsumexp(1)
         elsewhere += mass[~where].exp().sum(dtype=torch.float64).item()
-        as_labels.add(log_probs[where], targets[where], mass[where])
+        as_labels += _scored(log_probs[where], targets[where], mass[where])
         done += len(targets)
         if progress is not None:
             progress(done, 2 * len(new))
@@ -94,14 +89,14 @@ def score_held_out(
         # Any new word stands for the one that occurs: all have the same probability.
         shared = (own - share)[:, None].expand(-1, len(added.vocabulary) - known)
         first = torch.full_like(own, known, dtype=torch.int64)
-        as_unknown.add(torch.cat([others, shared], 1), first, own)
+        as_unknown += _scored(torch.cat([others, shared], 1), first, own)
         done += len(targets)
         if progress is not None:
             progress(done, 2 * len(new))
     return HeldOutScores(
         types=int(data[1:].flatten()[new].unique().numel()),
-        labels=as_labels.scores(),
-        backoff=as_unknown.scores(),
+        labels=_word_scores(as_labels),
+        backoff=_word_scores(as_unknown),
         mass_elsewhere=elsewhere / max(1, int((~new).sum())),
         text=Perplexity(nll, len(new), data.shape[1]),
     )
@@ -120,22 +115,17 @@ def held_out_run(run: LanguageModelRun) -> LanguageModelRun:
     return replace(run, model=model, vocabulary=vocabulary)
 
 
-class _Collected:
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.among: list[float] = []
-        self.ranks: list[float] = []
-        self.masses: list[float] = []
+Numbers = tuple[float, float, float, float]  # loss, loss among new words, rank, mass
 
-    def add(self, log_probs: Tensor, targets: Tensor, log_masses: Tensor) -> None:
-        own = log_probs.gather(1, targets[:, None])  # (M, 1)
-        above, equal = (log_probs > own).sum(1), (log_probs == own).sum(1)
-        self.losses += (-own[:, 0]).tolist()
-        self.among += (log_masses - own[:, 0]).tolist()
-        self.ranks += (above + (equal + 1) / 2).tolist()
-        self.masses += log_masses.exp().tolist()
 
-    def scores(self) -> WordScores:
-        ranks = self.ranks
-        losses, among, masses = mean(self.losses), mean(self.among), mean(self.masses)
-        return WordScores(len(ranks), losses, among, mean(ranks), median(ranks), masses)
+def _scored(log_probs: Tensor, targets: Tensor, log_masses: Tensor) -> Iterator[Numbers]:
+    own = log_probs.gather(1, targets[:, None])  # (M, 1)
+    above, equal = (log_probs > own).sum(1), (log_probs == own).sum(1)
+    columns = (-own[:, 0], log_masses - own[:, 0], above + (equal + 1) / 2, log_masses.exp())
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _word_scores(occurrences: list[Numbers]) -> WordScores:
+    losses, among, ranks, masses = zip(*occurrences, strict=True)
+    middle = mean(ranks), median(ranks)
+    return WordScores(len(ranks), mean(losses), mean(among), *middle, mean(masses))

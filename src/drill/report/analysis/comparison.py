@@ -2,12 +2,12 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from drill.data import SubwordVocabulary, Vocabulary, batchify
@@ -40,28 +40,28 @@ NEAREST = 5  # labels that are listed next to a label
 logger = logging.getLogger("drill")
 
 
+@dataclass
 class RunComparison:
     """Collects the test losses of runs, their calibration and labels, and generated samples.
 
-    Args:
-        edges: training counts at which bands begin; by the vocabulary by default.
-        prompts: that samples begin with.
-        words: whose nearest labels are listed; one of each band by default.
-        say: called with a remark on a run without label vectors.
+    Bands begin at ``edges``, by default those of the vocabulary. Nearest labels are those of
+    ``words``, by default of one word of each band.
     """
 
-    def __init__(
-        self,
-        edges: Sequence[int] | None = None,
-        prompts: Sequence[str] = ("",),
-        words: Sequence[str] = (),
-        say: Say = logger.info,
-    ) -> None:
-        self.edges, self.prompts, self.words, self.say = edges, prompts, words, say
-        self.texts: list[TextBands] = []  # runs that have read the same text are in one
-        self.samples: dict[str, list[str]] = {}
-        self._first: list[tuple[Vocabulary, Tensor, Tensor]] = []
-        """For each text: vocabulary, targets (N,), and their losses (N,) by the first run."""
+    edges: Sequence[int] | None = None
+    prompts: Sequence[str] = ("",)
+    words: Sequence[str] = ()
+    say: Say = logger.info
+    samples: dict[str, list[str]] = field(default_factory=dict, init=False)
+    _texts: dict[tuple[Hashable, ...], tuple[TextBands, Tensor]] = field(
+        default_factory=dict, init=False
+    )
+    """By words and targets: the text, and its losses (N,) by the first run."""
+
+    @property
+    def texts(self) -> list[TextBands]:
+        """Runs that have read the same text are in one."""
+        return [text for text, _ in self._texts.values()]
 
     def add(self, name: str, run: LanguageModelRun, bands: bool = True, samples: int = 0) -> None:
         if bands:
@@ -83,7 +83,10 @@ class RunComparison:
         }
         labels = [_label(name, vocabulary, word) for word in self.words]
         losses = run.token_losses(ids, batch_size=size)
-        text, base = self._text(vocabulary, targets, losses, left_out)
+        words = (vocabulary.fingerprint, vocabulary.counts.tobytes(), left_out)
+        text, base = self._texts.setdefault(
+            (*words, targets.numpy().tobytes()), (TextBands({}, left_out=left_out), losses)
+        )
         text.losses[name] = by_frequency.frequency_bands(
             losses, targets, vocabulary.counts, **options
         )
@@ -106,18 +109,6 @@ class RunComparison:
             nearest_labels(vectors, label, vocabulary.display, vocabulary.counts, top=NEAREST)
             for label in labels or typical_labels(vocabulary.counts, **options)
         ]
-
-    def _text(
-        self, vocabulary: Vocabulary, targets: Tensor, losses: Tensor, left_out: tuple[str, ...]
-    ) -> tuple[TextBands, Tensor]:
-        """The text of an earlier run with the same words, or a new one; losses of its first run."""
-        for text, (words, ids, first) in zip(self.texts, self._first, strict=True):
-            same = words == vocabulary and text.left_out == left_out
-            if same and torch.equal(ids, targets):
-                return text, first
-        self.texts.append(TextBands({}, left_out=left_out))
-        self._first.append((vocabulary, targets, losses))
-        return self.texts[-1], losses
 
 
 def _label(name: str, vocabulary: Vocabulary, word: str) -> int:

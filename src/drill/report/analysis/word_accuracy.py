@@ -62,11 +62,7 @@ def word_accuracy(
 ) -> list[AccuracyBand]:
     """One band from each edge to the next, after one for words never seen in training.
 
-        counts = word_counts(training_lines)
-        word_accuracy([words(line) for line in written], [words(line) for line in wanted], counts)
-
-    hypotheses, references  sentences as words; or as ids, for the labels the layer chooses among
-    counts                  how often each occurs in the training text; one that is missing, never
+    Sentences are lists of words, or of ids; a word that ``counts`` lacks was never seen.
     """
     if len(hypotheses) != len(references):
         raise DataError(

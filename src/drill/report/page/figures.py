@@ -45,30 +45,25 @@ class Figure:
 
     @property
     def data(self) -> str:
-        """The rows as CSV."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
 
     def html(self) -> str:
         """The element that plots.js draws into; its data is a link to a CSV file."""
-        legend = [
-            f'<li class="{look}">{SAMPLES[self.kind]}<bdi>{escape(name)}</bdi></li>'
+        legend = "".join(
+            f'<li class="{look}">{SAMPLES[self.kind]}<bdi>{escape(name)}</bdi></li>\n'
             for name, look in self.legend
-        ]
+        )
         name = re.sub("[^a-z0-9]+", "-", self.title.lower().partition(".")[0])
-        return "\n".join(
-            [
-                f'<figure class="{self.kind}" data-title="{escape(self.title)}"'
-                f"{' data-whole' if self.whole else ''}{' data-linear' if self.linear else ''}>",
-                '<ul class="legend">',
-                *legend,
-                "</ul>",
-                f"<figcaption>{escape(self.caption)} "
-                f'<a download="{name}.csv" href="data:text/csv;charset=utf-8,'
-                f'{quote(self.data, ",", errors="replace")}">Data as CSV</a></figcaption>',
-                "</figure>",
-            ]
+        link = f"data:text/csv;charset=utf-8,{quote(self.data, ',', errors='replace')}"
+        return (
+            f'<figure class="{self.kind}" data-title="{escape(self.title)}"'
+            f"{' data-whole' if self.whole else ''}{' data-linear' if self.linear else ''}>\n"
+            f'<ul class="legend">\n{legend}</ul>\n'
+            f"<figcaption>{escape(self.caption)} "
+            f'<a download="{name}.csv" href="{link}">Data as CSV</a></figcaption>\n'
+            "</figure>"
         )
 
 
@@ -85,14 +80,9 @@ class Curve:
     @classmethod
     def of(cls, result: Result) -> "Curve":
         if isinstance(result, Row):
-            return cls(
-                [
-                    (each[0] or 0.0, math.nan if each[1] is None else each[1])
-                    for each in result.curve
-                ],
-                best_so_far((each[3], each[1]) for each in result.validations if len(each) > 3),
-                result.device,
-            )
+            curve = [(x or 0.0, math.nan if y is None else y) for x, y, *_ in result.curve]
+            timed = ((each[3], each[1]) for each in result.validations if len(each) > 3)
+            return cls(curve, best_so_far(timed), result.device)
         return cls(
             [(each.epochs_done, each.valid) for each in result.validations],
             best_so_far((each.elapsed, each.valid) for each in result.validations),
@@ -168,7 +158,6 @@ def epochs_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
 
 
 def training_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
-    """Training perplexity by epoch; a point covers the steps since the one before."""
     return _line_figure(
         "Training perplexity by epoch",
         ("epoch", "training perplexity"),

@@ -116,7 +116,6 @@ def write_page(
     leads: Sequence[str] = (),
     now: datetime | None = None,
 ) -> Path:
-    """Write the HTML file; returns its path."""
     now = datetime.now(UTC) if now is None else now
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

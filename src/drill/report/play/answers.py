@@ -157,14 +157,9 @@ class LanguageModelPlayer(Player):
                 for each in scored
             ],
             "bands": [
-                {
-                    "label": b.label,
-                    "low": b.low,
-                    "high": b.high,
-                    "tokens": b.tokens,
-                    "loss": number(b.mean_loss),
-                }
-                for b in bands
+                {key: getattr(band, key) for key in ("label", "low", "high", "tokens")}
+                | {"loss": number(band.mean_loss)}
+                for band in bands
             ],
         }
 

@@ -69,11 +69,9 @@ async def local_only(request: Request, call_next: RequestResponseEndpoint) -> Re
 
 
 class Server:
-    """Answers for loaded runs; one request at a time uses the models.
+    """Answers for ``players`` of one task, and training curves of the runs in ``folders``.
 
-    Args:
-        players: the runs that can be tried, of one task.
-        folders: their runs are shown as training curves.
+    One request at a time uses the models.
     """
 
     def __init__(self, players: Sequence[Player], folders: Sequence[Path]) -> None:
@@ -158,7 +156,6 @@ class Server:
     # -- HTTP ---------------------------------------------------------------------------------
 
     def app(self) -> ASGIApp:
-        """The ASGI application."""
         routes = [
             *(Route(path, partial(_file, file), methods=["GET"]) for path, file in FILES.items()),
             *(  # without the lock: they do not use the models

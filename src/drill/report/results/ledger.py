@@ -138,7 +138,6 @@ def record(
 
 
 def record_failure(failed: FailedJob, ledger_path: Path | str) -> None:
-    """Append a failed job to a ledger."""
     with _locked(Path(ledger_path)) as rows:
         rows.append(failed)
 
@@ -156,7 +155,6 @@ def read(ledger: Path | str) -> list[Row]:
 
 
 def read_failures(ledger: Path | str) -> list[FailedJob]:
-    """The failed jobs of a ledger, oldest first."""
     return [row for row in _read_all(Path(ledger)) if isinstance(row, FailedJob)]
 
 

@@ -138,8 +138,7 @@ def row_settings(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
     if stage == TRAIN:
         return settings
     tuned = derive_finetune_settings(settings, row.run(seed, TRAIN))
-    tables = {"recipe": tuned.recipe, "init_from": tuned.init_from, **tuned.tables()}
-    return resolve_settings(apply_overrides(tables, row.finetune_set))
+    return resolve_settings(apply_overrides(tuned.to_dict(), row.finetune_set))
 
 
 def identity(settings: Settings) -> str:

@@ -226,7 +226,6 @@ class StudyRunner:
 
 
 def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
-    """The arguments of `drill` for a job."""
     place = ["--device", device, "-q"]
     if job.stage == TRAIN:
         changes = [*job.row.set, f"training.seed={job.seed}"]

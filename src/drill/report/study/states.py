@@ -118,7 +118,6 @@ class States:
         return next((v[3] for v in row.validations[-1:] if v[3:]), row.seconds) or 0.0
 
     def _seconds(self, job: Job) -> float | None:
-        """How long a finished job took."""
         if (row := self.result(job)) is None:
             return None
         if job.trains:

@@ -108,7 +108,6 @@ def changes_table(text: TextBands) -> Table:
 
 
 def calibration_table(calibration: Mapping[str, Calibration]) -> Table:
-    """Expected calibration error of each model, in percent."""
     rows = [
         [
             ("run", name),
@@ -127,7 +126,6 @@ def calibration_table(calibration: Mapping[str, Calibration]) -> Table:
 
 
 def reliability_table(calibration: Mapping[str, Calibration]) -> Table:
-    """Accuracy of each model by confidence, in percent."""
     bins = {name: {bin.low: bin for bin in each.bins} for name, each in calibration.items()}
     ends = {bin.low: bin.high for each in bins.values() for bin in each.values()}
     rows = []
@@ -145,7 +143,6 @@ def reliability_table(calibration: Mapping[str, Calibration]) -> Table:
 
 
 def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
-    """Mean norms of each model's labels in each band."""
     rows = []
     for line in zip(*norms.values(), strict=True):
         row = [("training count", line[0].label), ("types", numbers.count(line[0].types))]
@@ -163,7 +160,6 @@ def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
 
 
 def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
-    """The nearest labels of each model."""
 
     def shown(labels: Sequence[Neighbour]) -> str:
         return ", ".join(f"{name} {cosine:.2f}" for name, cosine in labels)

@@ -17,8 +17,7 @@ def markdown_text(text: object) -> str:
 def markdown_table(lines: Sequence[Sequence[str]], align: str = "lr") -> list[str]:
     """The lines of a table whose cells are Markdown; the first line has the headings.
 
-    Args:
-        align: l or r for each column; its last letter holds for all columns further right.
+    ``align`` is l or r for each column; its last letter holds for all columns further right.
     """
     headings, *rest = lines
     sides = align.ljust(len(headings), align[-1:] or "r")

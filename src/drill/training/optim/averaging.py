@@ -62,24 +62,16 @@ class AveragedSgd(Optimizer):
         return loss
 
     def advance(self) -> list[tuple[float, float]]:
-        """Count a step of all parameters that another takes.
+        """Count a step that a kernel takes, with all parameters, which are ``even``.
 
-        For what changes weights and averages in one pass. Every parameter has to take part.
-
-        Returns:
-            r_n and the share of w_n in a_n, for each parameter group.
+        Returns r_n and the share of w_n in a_n, for each parameter group.
         """
-        for group in self.param_groups:
-            for p in group["params"]:
-                self._state(p, group)
-        if not self.even():
-            raise RuntimeError("AveragedSgd: advance: some parameters were left out of a step")
         numbers = []
         for group in self.param_groups:
-            first = self.state[group["params"][0]]
-            done, rate = first["step"], first["rate"]
-            for p in group["params"]:
-                self.state[p].update(step=done + 1, rate=float(group["lr"]))
+            states = [self._state(p, group) for p in group["params"]]
+            done, rate = states[0]["step"], states[0]["rate"]
+            for state in states:
+                state.update(step=done + 1, rate=float(group["lr"]))
             numbers.append((rate, 1.0 if done < 2 else 1.0 / done))
         return numbers
 

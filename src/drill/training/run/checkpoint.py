@@ -55,14 +55,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
 
 
 def load(path: Path, hint: str = HINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``save`` wrote; anything else raises CheckpointError.
-
-    Args:
-        hint: what to do about a damaged file.
-
-    Returns:
-        Tensors on the CPU, and the numbers.
-    """
+    """Tensors and numbers that ``save`` wrote; CheckpointError with a hint for anything else."""
     tensors, numbers, wanted = _read(path, hint, tensors=True)
     found = {name: _checksum(tensor) for name, tensor in tensors.items()}
     wrong = sorted({name for name, _ in found.items() ^ wanted.items()})
@@ -118,8 +111,7 @@ def _shape(tensor: Tensor) -> str:
 def fingerprint_in(path: Path, prefix: str = "") -> str:
     """16 digits, equal for equal tensors of equal names, from the header of a file.
 
-    Args:
-        prefix: takes only the tensors whose names start so, without it.
+    Of the tensors whose names start with ``prefix`` alone, and without it.
     """
     _, _, checksums = _read(path, HINT, tensors=False)
     text = json.dumps(strip_prefix(prefix, checksums), sort_keys=True)
@@ -227,7 +219,6 @@ def sharded_as(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def strip_prefix(prefix: str, values: Mapping[str, T]) -> dict[str, T]:
-    """Values whose names start with ``prefix``, without it."""
     return {name[len(prefix) :]: v for name, v in values.items() if name.startswith(prefix)}
 
 

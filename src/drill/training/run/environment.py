@@ -30,21 +30,13 @@ training_log = logging.getLogger(TRAINING_LOG)
 
 @dataclass(frozen=True)
 class Start:
-    """A task that can train, and what is written and shown before.
-
-    Attributes:
-        task: for ``fit``.
-        save: writes the files of the task.
-        size: of the corpus, such as ``"929,589 tokens, 10,000 words"``.
-        remarks: gives lines for the user, None for nothing; a resume shows the first one again.
-        environment: entries of environment.json for a run that starts.
-    """
+    """A task that can train, and what is written and shown before."""
 
     task: Task
-    save: Callable[[], object]
-    size: str
-    remarks: Callable[[], tuple[str | None, ...]]
-    environment: dict[str, Any] = field(default_factory=dict)
+    save: Callable[[], object]  # writes the files of the task
+    size: str  # of the corpus, such as "929,589 tokens, 10,000 words"
+    remarks: Callable[[], tuple[str | None, ...]]  # for the user; a resume shows the first again
+    environment: dict[str, Any] = field(default_factory=dict)  # of a run that starts
 
 
 def record_start(start: Start, settings: Settings) -> None:

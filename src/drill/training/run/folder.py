@@ -308,11 +308,9 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def load_last(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last checkpoint, or None before the first."""
         return checkpoint.load(self.last) if self.last.exists() else None
 
     def last_numbers(self) -> dict[str, Any]:
-        """The numbers of the last checkpoint, without its tensors."""
         return checkpoint.load_numbers(self.last)
 
     def reading_last(self) -> AbstractContextManager[None]:

@@ -48,15 +48,10 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
 
 
 def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> bool:
-    """Raise RunFolderError for a folder in which these settings cannot train.
+    """Whether the folder has weights to resume from or to use; RunFolderError if it cannot train.
 
-    It has foreign files, or a run of other settings, or one whose result would be lost.
-
-    Args:
-        warn: log what an allowed change of settings means.
-
-    Returns:
-        Whether the folder has weights to resume from or to use.
+    It has foreign files, or a run of other settings, or one whose result would be lost. ``warn``
+    logs what an allowed change of settings means.
     """
     run.check_files()
     if found := run.foreign_files():

@@ -22,21 +22,13 @@ GPU_IMPLS = ("persistent", "graph", "triton")
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """Which weights of a run a model has.
-
-    Attributes:
-        weights: of which kind.
-        when: {"epoch": 12}, {"step": 8000} or, for a mean, {"steps": [7000, 8000]}; empty if the
-            file does not say.
-        fingerprint: equal for equal weights, bit for bit.
-    """
+    """Which weights of a run a model has."""
 
     weights: Weights
-    when: Mapping[str, Any]
-    fingerprint: str
+    when: Mapping[str, Any]  # {"epoch": 12}, {"step": 8000} or, of a mean, {"steps": [7000, 8000]}
+    fingerprint: str  # equal for equal weights, bit for bit
 
     def row(self) -> dict[str, Any]:
-        """Entries for a row of evaluations.jsonl."""
         when = {f"weights_{key}": value for key, value in self.when.items()}
         return {"weights": self.weights, **when, "weights_fingerprint": self.fingerprint}
 
@@ -52,7 +44,6 @@ def settings_of(run: RunFolder, task: str | None = None) -> Settings:
 
 
 def task_of(folder: Path | str) -> str:
-    """What the run of a folder was trained for."""
     return settings_of(RunFolder(folder)).task
 
 
@@ -69,11 +60,7 @@ def _by_any(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Tensor], WeightsInfo]:
-    """The weights of a run, and which they are.
-
-    Args:
-        weights: None takes the first of averaged, best and last that there is.
-    """
+    """The weights of a run, and which they are: by default averaged, best or last ones."""
     files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
     chosen: Weights = weights or [*there, "last"][0]
