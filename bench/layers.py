@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from measure import Prepare, Report, Step, measure
@@ -22,30 +23,33 @@ def adaptive(layer: drill.MatrixLayer) -> drill.AdaptiveSoftmax:
     return drill.AdaptiveSoftmax(layer, [labels // 10, labels // 2])
 
 
+def mixtape_of_few_gates(layer: drill.MatrixLayer) -> drill.Mixtape:
+    return drill.Mixtape(layer, gates=layer.vocabulary_size // 10)
+
+
+def over(matrix: Callable[..., drill.MatrixLayer], wrapper: Callable[..., Any], *args: int) -> Any:
+    return lambda embedding: wrapper(matrix(embedding), *args)
+
+
+tied = drill.TiedSoftmax
 BUILDERS: dict[str, Callable[[nn.Embedding], drill.OutputLayer]] = {
-    "tied": drill.TiedSoftmax,
+    "tied": tied,
     "full": drill.FullSoftmax,
     "bilinear": drill.Bilinear,
     "dual": drill.DualNonlinear,
-    "deep-residual 1": lambda embedding: deep(embedding, 1),
+    "deep-residual 1": partial(deep, depth=1),
     "deep-residual 4": deep,
-    "mixture 15 x tied": lambda embedding: drill.MixtureOfSoftmaxes(
-        drill.TiedSoftmax(embedding), 15
-    ),
-    "mixture 15 x deep-residual 4": lambda embedding: drill.MixtureOfSoftmaxes(deep(embedding), 15),
-    "sampled 1024 x tied": lambda embedding: drill.SampledSoftmax(
-        drill.TiedSoftmax(embedding), 1024
-    ),
-    "sampled 1024 x deep-residual 4": lambda embedding: drill.SampledSoftmax(deep(embedding), 1024),
-    "adaptive V/10 V/2 x tied": lambda embedding: adaptive(drill.TiedSoftmax(embedding)),
-    "sigsoftmax x tied": lambda embedding: drill.SigSoftmax(drill.TiedSoftmax(embedding)),
-    "plif x tied": lambda embedding: drill.PiecewiseLinearSoftmax(drill.TiedSoftmax(embedding)),
-    "softcap x tied": lambda embedding: drill.SoftcappedSoftmax(drill.TiedSoftmax(embedding)),
-    "mixtape 4 x tied": lambda embedding: drill.Mixtape(drill.TiedSoftmax(embedding)),
-    "mixtape 4, V/10 gates, x tied": lambda embedding: drill.Mixtape(
-        drill.TiedSoftmax(embedding), gates=embedding.num_embeddings // 10
-    ),
-    "doc 15 x tied": lambda embedding: drill.DirectOutputConnection(drill.TiedSoftmax(embedding)),
+    "mixture 15 x tied": over(tied, drill.MixtureOfSoftmaxes, 15),
+    "mixture 15 x deep-residual 4": over(deep, drill.MixtureOfSoftmaxes, 15),
+    "sampled 1024 x tied": over(tied, drill.SampledSoftmax, 1024),
+    "sampled 1024 x deep-residual 4": over(deep, drill.SampledSoftmax, 1024),
+    "adaptive V/10 V/2 x tied": over(tied, adaptive),
+    "sigsoftmax x tied": over(tied, drill.SigSoftmax),
+    "plif x tied": over(tied, drill.PiecewiseLinearSoftmax),
+    "softcap x tied": over(tied, drill.SoftcappedSoftmax),
+    "mixtape 4 x tied": over(tied, drill.Mixtape),
+    "mixtape 4, V/10 gates, x tied": over(tied, mixtape_of_few_gates),
+    "doc 15 x tied": over(tied, drill.DirectOutputConnection),
 }
 """All over one embedding; names start as in ``LAYERS``."""
 

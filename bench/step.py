@@ -7,6 +7,7 @@ optimizer. On a GPU ours come twice: launched, and replayed as `drill train` doe
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -151,40 +152,34 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
     ids = torch.randint(labels, (setting.size.tokens // batch + 1, batch), device=device)
     inputs, targets = ids[:-1], ids[1:]
 
-    def plain(chosen: Settings) -> Prepare:
-        def prepare() -> Step:
-            model = Plain(labels, chosen.encoder, chosen.layer).to(device)
-            optimizer = plain_optimizer(chosen.optimizer, model)
-            state = [
-                tuple(torch.zeros(1, batch, lstm.hidden_size, device=device) for _ in "hc")
-                for lstm in model.lstms
-            ]
+    def plain(chosen: Settings) -> Step:
+        model = Plain(labels, chosen.encoder, chosen.layer).to(device)
+        optimizer = plain_optimizer(chosen.optimizer, model)
+        state = [
+            tuple(torch.zeros(1, batch, lstm.hidden_size, device=device) for _ in "hc")
+            for lstm in model.lstms
+        ]
 
-            def loss() -> Tensor:
-                nonlocal state
-                with setting.autocast():
-                    value, state = model(inputs, targets, state, **weights)
-                return value
+        def loss() -> Tensor:
+            nonlocal state
+            with setting.autocast():
+                value, state = model(inputs, targets, state, **weights)
+            return value
 
-            return plain_step(model, optimizer, chosen.optimizer["max_grad_norm"], loss)
+        return plain_step(model, optimizer, chosen.optimizer["max_grad_norm"], loss)
 
-        return prepare
-
-    def ours(chosen: Settings, replay: bool = False) -> Prepare:
-        def prepare() -> Step:
-            model = build.language_model(chosen, vocabulary(labels), device)
-            optimizer = build_optimizer(chosen)
-            optimizer.setup(model.named_parameters())
-            bptt = chosen.training["bptt"]
-            half = torch.bfloat16 if setting.matmul_dtype == torch.bfloat16 else None
-            kind, options = CapturedSteps if replay else Steps, {**weights, "check": False}
-            steps = kind(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
-            return our_step(steps, ids, bptt)
-
-        return prepare
+    def ours(chosen: Settings, kind: type[Steps | CapturedSteps]) -> Step:
+        model = build.language_model(chosen, vocabulary(labels), device)
+        optimizer = build_optimizer(chosen)
+        optimizer.setup(model.named_parameters())
+        bptt = chosen.training["bptt"]
+        half = torch.bfloat16 if setting.matmul_dtype == torch.bfloat16 else None
+        options = {**weights, "check": False}
+        steps = kind(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
+        return our_step(steps, ids, bptt)
 
     depth = deep.layer["depth"]
-    made = {BASE: plain(tied), f"{BASE}, deep-residual {depth}": plain(deep)}
+    made = {BASE: partial(plain, tied), f"{BASE}, deep-residual {depth}": partial(plain, deep)}
     named = {"drill tied": tied, f"drill deep-residual {depth}": deep}
     if setting.name != "demo":
         named["drill mixture 15"] = sized(RECIPES[setting.name][0], setting, MIXTURE)
@@ -193,9 +188,9 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
         name = f"drill deep-residual {depth}, {each}"
         named[name] = sized(RECIPES[setting.name][1], setting, changes)
     for name, chosen in named.items():
-        made[name] = ours(chosen)
+        made[name] = partial(ours, chosen, Steps)
         if device.type == "cuda":
-            made[f"{name}, replayed"] = ours(chosen, replay=True)
+            made[f"{name}, replayed"] = partial(ours, chosen, CapturedSteps)
     return made
 
 

@@ -24,11 +24,8 @@ from drill.training.cuda_graphs import CapturedGradients
 from drill.translation import Decoding, beam_search, cached_head, exported_weights
 
 BASE = "MarianMT"
-SIZES = {
-    "multi30k": (4, 4, 1024),
-    "nmt": (6, 8, 2048),
-    "big": (6, 16, 4096),
-}  # blocks, heads, inner width
+# blocks, heads, inner width
+SIZES = {"multi30k": (4, 4, 1024), "nmt": (6, 8, 2048), "big": (6, 16, 4096)}
 NAMES = tuple(SIZES)
 GRAPH, COMPILED = ", CUDA graph", ", torch.compile"
 PAD, BEGIN, END = 0, 1, 2
@@ -101,7 +98,7 @@ def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
     suffixes += [GRAPH] if setting.device.type == "cuda" else []
     suffixes += [COMPILED] if compiled else []
     return {
-        name + suffix: lambda name=name, suffix=suffix: prepare(name, suffix)
+        name + suffix: partial(prepare, name, suffix)
         for name in (BASE, *(f"drill {layer}" for layer in LAYERS))
         for suffix in suffixes
     }
@@ -145,33 +142,26 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
 
         return step
 
-    def ours(layer: str, graph: bool | None = None) -> Prepare:
-        def prepare() -> Step:
-            model = translator(setting, layer).to(setting.param_dtype).eval()
-            head = stack.enter_context(cached_head(model))
-            decoding = Decoding(
-                BEGIN,
-                END,
-                max_ratio=0.0,
-                max_extra=LENGTH,
-                batch_tokens=ids.numel(),
-                autocast=torch.bfloat16 if setting.dtype == "autocast" else None,
-                graph=graph,
-            )
-            sources = ids.tolist()
+    def ours(layer: str, graph: bool | None = None) -> Step:
+        model = translator(setting, layer).to(setting.param_dtype).eval()
+        head = stack.enter_context(cached_head(model))
+        length = {"max_ratio": 0.0, "max_extra": LENGTH}
+        autocast = torch.bfloat16 if setting.dtype == "autocast" else None
+        decoding = Decoding(
+            BEGIN, END, **length, batch_tokens=ids.numel(), autocast=autocast, graph=graph
+        )
+        sources = ids.tolist()
 
-            def step() -> list[Tensor]:
-                found = beam_search(model, sources, decoding, beam_size=BEAM, head=head)
-                assert all(len(best.ids) == LENGTH - 1 for best, *_ in found)
-                return []
+        def step() -> list[Tensor]:
+            found = beam_search(model, sources, decoding, beam_size=BEAM, head=head)
+            assert all(len(best.ids) == LENGTH - 1 for best, *_ in found)
+            return []
 
-            return step
+        return step
 
-        return prepare
-
-    models = {BASE: theirs, **{f"drill {layer}": ours(layer) for layer in LAYERS}}
+    models = {BASE: theirs, **{f"drill {layer}": partial(ours, layer) for layer in LAYERS}}
     if setting.device.type == "cuda":
-        models["drill tied, graph=False"] = ours("tied", graph=False)
+        models["drill tied, graph=False"] = partial(ours, "tied", graph=False)
     return models
 
 
