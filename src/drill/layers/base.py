@@ -498,15 +498,10 @@ def adversarial_delta(
     rows: Tensor,  # (..., k), the vectors of the targets
 ) -> Tensor:  # (...)
     """epsilon |w_y| |context|, in at least float32."""
-    return epsilon * _norms(rows) * _norms(context)
+    return epsilon * upcast(rows).norm(dim=-1) * upcast(context).norm(dim=-1)
 
 
 def target_rows(weight: Tensor, targets: Tensor) -> Tensor:
     """(V, ...) -> (..., ...): the row of each target; any for targets that are no labels."""
     known = targets.reshape(-1).clamp(0, weight.shape[0] - 1)  # tokens of others have no loss
     return weight.index_select(0, known).view(*targets.shape, *weight.shape[1:])
-
-
-def _norms(x: Tensor) -> Tensor:
-    exact = torch.promote_types(x.dtype, torch.float32)
-    return torch.linalg.vector_norm(x, dim=-1, dtype=exact)

@@ -29,7 +29,6 @@ from drill.layers import (
     MatrixLayer,
     Mixtape,
     MixtureOfSoftmaxes,
-    NotFoldable,
     OutputLayer,
     PiecewiseLinearSoftmax,
     SampledSoftmax,
@@ -38,6 +37,7 @@ from drill.layers import (
     TiedSoftmax,
     factory_kwargs,
 )
+from drill.layers.wrappers.sampled import foldable
 
 # name -> (g_out(E), g_in(h)), the maps of labels and contexts in the paper's symbols
 FORMULAE = {
@@ -74,27 +74,16 @@ def cost(layer: OutputLayer, tokens: int) -> Cost:
     dtype = factory_kwargs(matrix.embedding)["dtype"]
     hidden = torch.empty(tokens, layer.hidden_size, dtype=dtype, device="meta", requires_grad=True)
     targets = torch.empty(tokens, dtype=torch.long, device="meta")
-    try:
-        layer.fold()
-        folded = True
-    except NotFoldable:
-        folded = False
     return Cost(
         parameters=own_parameters(layer),
         train_flops=_flops(lambda: _loss(layer, hidden, targets).backward()),
         inference_flops=_flops(lambda: layer.log_probs(hidden)) - _flops(lambda: _encoded(layer)),
-        folded=folded,
+        folded=foldable(layer) is not None,
     )
 
 
 def example_layers(
-    vocabulary: int,
-    width: int,
-    hidden: int,
-    *,
-    depth: int,
-    experts: int,
-    joint: int,
+    vocabulary: int, width: int, hidden: int, *, depth: int, experts: int, joint: int
 ) -> dict[str, OutputLayer]:
     """One layer of every kind over one embedding (V, d) on the meta device, by its name.
 
@@ -151,12 +140,8 @@ def own_parameters(layer: OutputLayer) -> int:
     """Parameters of a layer without the embedding, which the model shares."""
     matrix = cast(MatrixLayer, layer.matrix)
     embedding = cast(nn.Module, matrix.embedding)
-    shared = [] if isinstance(matrix, FullSoftmax) else list(embedding.parameters())
-    return sum(
-        parameter.numel()
-        for parameter in layer.parameters()
-        if not any(parameter is other for other in shared)
-    )
+    shared = set() if isinstance(matrix, FullSoftmax) else {*embedding.parameters()}
+    return sum(parameter.numel() for parameter in {*layer.parameters()} - shared)
 
 
 def _flops(run: Callable[[], object]) -> int:
