@@ -411,10 +411,8 @@ class MatrixLayer(OutputLayer):
             shared.close()
 
     def kernel_summary(self, tokens: int) -> list[str]:
-        return [
-            *super().kernel_summary(tokens),
-            self.loss_kernel_summary(tokens, self.vocabulary_size),
-        ]
+        loss = self.loss_kernel_summary(tokens, self.vocabulary_size)
+        return [*super().kernel_summary(tokens), loss]
 
     def loss_kernel_summary(self, tokens: int, labels: int) -> str:
         """Which kernels compute ``nll`` of so many tokens and labels, and why."""

@@ -155,14 +155,11 @@ class AdaptiveSoftmax(WrappingLayer):
         """
         context, weight, softmaxes = self._encode(hidden)
         if options.label_smoothing:  # needs every label's log-probability, not only the target's
-            losses = blockwise_nll(
-                lambda inputs, _: self._join(inputs[0], softmaxes),
-                (context,),
-                weight,
-                targets,
-                options,
-                copies=8,
-            )
+
+            def joined(inputs: tuple[Tensor, ...], _: Tensor) -> Tensor:
+                return self._join(inputs[0], softmaxes)
+
+            losses = blockwise_nll(joined, (context,), weight, targets, options, copies=8)
         else:
             (losses,) = self._losses(context, targets, softmaxes, options)
         return reduce_losses(losses, targets, options.reduction, options.ignore_index)
@@ -176,10 +173,8 @@ class AdaptiveSoftmax(WrappingLayer):
 
     def kernel_summary(self, tokens: int) -> list[str]:
         head = self.cutoffs[0] + len(self.cutoffs)
-        return [
-            *super().kernel_summary(tokens),
-            f"the head's {self.layer.loss_kernel_summary(tokens, head)}",
-        ]
+        loss = self.layer.loss_kernel_summary(tokens, head)
+        return [*super().kernel_summary(tokens), f"the head's {loss}"]
 
     def _losses(
         self,

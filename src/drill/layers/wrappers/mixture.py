@@ -65,10 +65,14 @@ class Mixture(WrappingLayer):
         return self.log_probs(hidden)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        log_prior, contexts = self.expert_contexts(hidden)
-        contexts, weight = self.layer.context(contexts), self.layer.weight
+        log_prior, contexts, weight = self._read(hidden)
         check_head(type(self).__name__, contexts, weight, self.layer.bias)
         return self._mix((log_prior, contexts), weight)
+
+    def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """log pi (..., K), contexts (..., K, k) and the encoded labels (V, k)."""
+        log_prior, contexts = self.expert_contexts(hidden)
+        return log_prior, self.layer.context(contexts), self.layer.weight
 
     def _mix(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:
         """logsumexp over experts, one at a time: a few (..., V) tensors without gradients."""
@@ -81,42 +85,31 @@ class Mixture(WrappingLayer):
         return mixed
 
     def kernel_summary(self, tokens: int) -> list[str]:
-        rows = tokens * self.experts
-        return [
-            *super().kernel_summary(tokens),
-            self.layer.loss_kernel_summary(rows, self.vocabulary_size),
-        ]
+        loss = self.layer.loss_kernel_summary(tokens * self.experts, self.vocabulary_size)
+        return [*super().kernel_summary(tokens), loss]
 
     def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-        log_prior, contexts = self.expert_contexts(hidden)
-        contexts, weight = self.layer.context(contexts), self.layer.weight
-        if not options.label_smoothing:
-            return mixture_nll(
-                log_prior,
-                contexts,
-                weight,
-                targets,
-                self.layer.bias,
-                reduction=options.reduction,
-                ignore_index=options.ignore_index,
-                impl=options.impl,
-                memory=options.memory,
-            )
-        losses = blockwise_nll(  # needs every label's log-probability, not only the target's
-            self._mix,
-            (log_prior, contexts),
+        log_prior, contexts, weight = self._read(hidden)
+        if options.label_smoothing:  # needs every label's log-probability, not only the target's
+            inputs, copies = (log_prior, contexts), 5 * self.experts
+            losses = blockwise_nll(self._mix, inputs, weight, targets, options, copies)
+            return reduce_losses(losses, targets, options.reduction, options.ignore_index)
+        return mixture_nll(
+            log_prior,
+            contexts,
             weight,
             targets,
-            options,
-            copies=5 * self.experts,
+            self.layer.bias,
+            reduction=options.reduction,
+            ignore_index=options.ignore_index,
+            impl=options.impl,
+            memory=options.memory,
         )
-        return reduce_losses(losses, targets, options.reduction, options.ignore_index)
 
     def checked_adversarial_nll(
         self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
-        log_prior, contexts = self.expert_contexts(hidden)
-        contexts, weight = self.layer.context(contexts), self.layer.weight
+        log_prior, contexts, weight = self._read(hidden)
         each = targets[..., None].expand(contexts.shape[:-1])
         losses = adversarial_nll(epsilon, contexts, weight, each, self.layer.bias, options)
         ignored = targets == options.ignore_index
