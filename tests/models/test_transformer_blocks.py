@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.models import Transformer
-from drill.models.transformer import blocks, fused_linear
+from drill.models.transformer import blocks, transformer
 from drill.models.transformer.attention import WithoutCudnn, fused_attention
 from drill.training.cuda_graphs import CapturedGradients
 from tests.helpers.devices import every_impl, triton_devices
@@ -69,9 +69,9 @@ def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
 
     for name in ("residual_norm", "relu_dropout"):
         monkeypatch.setattr(blocks, name, noted(name))
-    draw = fused_linear.drawn_seeds
+    draw = transformer.drawn_seeds
     monkeypatch.setattr(
-        fused_linear, "drawn_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
+        transformer, "drawn_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
     )
     model(ragged(S).to(device), ids(B, T).to(device))
     seeds = {each.data_ptr() for each in taken if each is not None}

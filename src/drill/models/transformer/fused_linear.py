@@ -5,22 +5,13 @@ or ``nn.LayerNorm``, such as an adapter, and every map inside a module with hook
 may set weights before a call and take them back after it.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.runtime.dispatch import compute_dtype
-from drill.kernels.runtime.dropout_masks import drawn_seeds
-from drill.kernels.transformer.autocast_linear import (
-    LinearWeights,
-    cast_together,
-    product,
-    products,
-)
-from drill.kernels.transformer.residual_norm import SublayerImplementation, choose_sublayer
-from drill.layers.checks import only_weights_count
+from drill.kernels.transformer.autocast_linear import LinearWeights, product, products
 
 
 class Prepared(NamedTuple):
@@ -29,27 +20,6 @@ class Prepared(NamedTuple):
     dtype: torch.dtype  # of products
     maps: dict[nn.Module, LinearWeights]  # the weights of each map, cast
     seeds: dict[nn.Module, Tensor]  # of each module with dropout
-
-
-def prepared(
-    modules: Iterable[nn.Module],
-    dropping: Sequence[nn.Module],
-    x: Tensor,
-    impl: SublayerImplementation,
-) -> Prepared | None:
-    """Prepared for one pass over tensors like ``x``; None if plain PyTorch calls all modules.
-
-    Kernels read the linear maps among ``modules``; ``dropping`` are those that drop in this pass.
-    """
-    if choose_sublayer(impl, x)[0] != "triton":
-        return None
-    dtype = compute_dtype(x)
-    read = [cast(nn.Linear, each) for each in modules if only_weights_count(each, nn.Linear)]
-    weights = cast_together([(each.weight, each.bias) for each in read], dtype)
-    seeds = drawn_seeds(len(dropping), x.device)
-    return Prepared(
-        dtype, dict(zip(read, weights, strict=True)), dict(zip(dropping, seeds, strict=True))
-    )
 
 
 def apply_linear(linear: nn.Linear, x: Tensor, ready: Prepared | None) -> Tensor:

@@ -18,12 +18,18 @@ from torch import Tensor, nn
 from drill.errors import require
 from drill.kernels.runtime.checks import one_of, require_type
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.kernels.transformer.residual_norm import SUBLAYER_IMPLEMENTATIONS, SublayerImplementation
-from drill.layers.checks import check_fraction, check_integer
+from drill.kernels.runtime.dropout_masks import drawn_seeds
+from drill.kernels.transformer.autocast_linear import cast_together
+from drill.kernels.transformer.residual_norm import (
+    SUBLAYER_IMPLEMENTATIONS,
+    SublayerImplementation,
+    choose_sublayer,
+)
+from drill.layers.checks import check_fraction, check_integer, only_weights_count
 from drill.models.transformer.attention import KeysValues
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream, settled_modules
 from drill.models.transformer.decoding_cache import KeyValueCache
-from drill.models.transformer.fused_linear import Prepared, apply_linears, prepared
+from drill.models.transformer.fused_linear import Prepared, apply_linears
 
 Norm = Literal["pre", "post"]
 
@@ -275,10 +281,18 @@ class Transformer(nn.Module):
     def _prepared(
         self, blocks: Sequence[EncoderBlock | DecoderBlock], x: Tensor
     ) -> Prepared | None:
+        """For one pass over tensors like ``x``; None if plain PyTorch calls all modules."""
+        if choose_sublayer(self.impl, x)[0] != "triton":
+            return None
+        dtype = compute_dtype(x)
         modules = (each for block in blocks for each in settled_modules(block))
+        maps = [cast(nn.Linear, each) for each in modules if only_weights_count(each, nn.Linear)]
+        weights = cast_together([(each.weight, each.bias) for each in maps], dtype)
         dropouts = (each for block in blocks for each in block.dropouts())
         dropping = [each for each in dropouts if each.training and each.dropout > 0.0]
-        return prepared(modules, dropping, x, self.impl)
+        seeds = drawn_seeds(len(dropping), x.device)
+        by_map, by_module = zip(maps, weights, strict=True), zip(dropping, seeds, strict=True)
+        return Prepared(dtype, dict(by_map), dict(by_module))
 
     def _keys_values(
         self, states: Tensor, ready: Prepared | None
