@@ -8,17 +8,16 @@ ours: the loss has kernels of its own.
 
 import copy
 import tempfile
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from measure import Prepare, Report, Step, add_rate, measure
 from setting import Setting, Size, parser
-from step import our_step, plain_optimizer, plain_step, vocabulary
+from step import our_step, plain_step, vocabulary
 from torch import Tensor, nn
 
 from drill.language_modeling import build
-from drill.language_modeling.step import Steps
-from drill.training.build import build_optimizer
 from drill.training.settings import Settings, recipe
 
 BASE, TRAINER = "transformers, compiled loop", "transformers Trainer"
@@ -49,14 +48,13 @@ def stock(chosen: Settings, setting: Setting) -> nn.Module:
 
 def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
     tied = settings(setting.name, "tied", quick)
-    training, clip = tied.training, tied.optimizer["max_grad_norm"]
-    bptt, batch = training["bptt"], training["batch_size"]
-    data = torch.randint(setting.size.labels, (bptt + 1, batch), device=setting.device)
+    training = tied.training
+    shape = training["bptt"] + 1, training["batch_size"]
+    data = torch.randint(setting.size.labels, shape, device=setting.device)
     ids, targets = (each.t().contiguous() for each in (data[:-1], data[1:]))  # (B, T)
 
     def loop() -> Step:
         model = stock(tied, setting)
-        optimizer = plain_optimizer(tied.optimizer, model)
 
         def mean_loss() -> Tensor:
             with setting.autocast():
@@ -64,8 +62,7 @@ def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
                 return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
         loss = torch.compile(mean_loss) if training["compile"] else mean_loss
-
-        return plain_step(model, optimizer, clip, loss)
+        return plain_step(tied, model, loss)
 
     def trainer() -> Step:
         from transformers import Trainer, TrainingArguments
@@ -86,26 +83,18 @@ def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
         def step() -> list[Tensor]:
             # Labels are shifted inside, so it predicts one token of each row fewer than the others.
             value = made.training_step(model, {"input_ids": ids, "labels": ids})
-            made.accelerator.clip_grad_norm_(model.parameters(), clip)
+            most = tied.optimizer["max_grad_norm"]
+            made.accelerator.clip_grad_norm_(model.parameters(), most)
             optimizer.step()
             optimizer.zero_grad()
             return [value]
 
         return step
 
-    def ours(layer: str) -> Step:
-        chosen = settings(setting.name, layer, quick)
-        model = build.language_model(chosen, vocabulary(setting.size.labels), setting.device)
-        optimizer = build_optimizer(chosen)
-        optimizer.setup(model.train().named_parameters())
-        if chosen.training["compile"]:
-            model.encoder.compile()
-        half = torch.bfloat16 if setting.dtype == "autocast" else None
-        options = {"ar_weight": 0.0, "tar_weight": 0.0, "check": False}
-        steps = Steps(model, data, optimizer, bptt=bptt, autocast=half, options=options)
-        return our_step(steps, data, bptt)
-
-    models = {name: lambda layer=layer: ours(layer) for name, layer in LAYERS.items()}
+    models = {
+        name: partial(our_step, settings(setting.name, layer, quick), setting, data)
+        for name, layer in LAYERS.items()
+    }
     return {BASE: loop, TRAINER: trainer, **models}
 
 

@@ -110,15 +110,14 @@ def vocabulary(labels: int) -> Vocabulary:
     return Vocabulary(["<eos>", *map(str, range(1, labels))], [1] * labels)
 
 
-def plain_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, clip: float, loss: Callable[[], Tensor]
-) -> Step:
+def plain_step(chosen: Settings, model: nn.Module, loss: Callable[[], Tensor]) -> Step:
     """A step as one writes it by hand."""
+    optimizer = plain_optimizer(chosen.optimizer, model)
 
     def step() -> list[Tensor]:
         value = loss()
         value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        nn.utils.clip_grad_norm_(model.parameters(), chosen.optimizer["max_grad_norm"])
         optimizer.step()
         optimizer.zero_grad()
         return [value.detach()]
@@ -126,8 +125,19 @@ def plain_step(
     return step
 
 
-def our_step(steps: Steps | CapturedSteps, data: Tensor, bptt: int) -> Step:
+def our_step(
+    chosen: Settings, setting: Setting, data: Tensor, kind: type[Steps | CapturedSteps] = Steps
+) -> Step:
     """A step of `drill train` over all rows of ``data``."""
+    model = build.language_model(chosen, vocabulary(setting.size.labels), setting.device)
+    optimizer = build_optimizer(chosen)
+    optimizer.setup(model.train().named_parameters())
+    if chosen.training["compile"]:
+        model.encoder.compile()
+    options = {key: chosen.training[key] for key in ("ar_weight", "tar_weight")} | {"check": False}
+    bptt, half = chosen.training["bptt"], setting.matmul_dtype == torch.bfloat16
+    autocast = torch.bfloat16 if half else None
+    steps = kind(model, data, optimizer, bptt=bptt, autocast=autocast, options=options)
     state = LanguageModelState(
         epochs=1,
         epoch_size=len(data),
@@ -154,7 +164,6 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
 
     def plain(chosen: Settings) -> Step:
         model = Plain(labels, chosen.encoder, chosen.layer).to(device)
-        optimizer = plain_optimizer(chosen.optimizer, model)
         state = [
             tuple(torch.zeros(1, batch, lstm.hidden_size, device=device) for _ in "hc")
             for lstm in model.lstms
@@ -166,17 +175,7 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
                 value, state = model(inputs, targets, state, **weights)
             return value
 
-        return plain_step(model, optimizer, chosen.optimizer["max_grad_norm"], loss)
-
-    def ours(chosen: Settings, kind: type[Steps | CapturedSteps]) -> Step:
-        model = build.language_model(chosen, vocabulary(labels), device)
-        optimizer = build_optimizer(chosen)
-        optimizer.setup(model.named_parameters())
-        bptt = chosen.training["bptt"]
-        half = torch.bfloat16 if setting.matmul_dtype == torch.bfloat16 else None
-        options = {**weights, "check": False}
-        steps = kind(model, ids, optimizer, bptt=bptt, autocast=half, options=options)
-        return our_step(steps, ids, bptt)
+        return plain_step(chosen, model, loss)
 
     depth = deep.layer["depth"]
     made = {BASE: partial(plain, tied), f"{BASE}, deep-residual {depth}": partial(plain, deep)}
@@ -188,9 +187,9 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
         name = f"drill deep-residual {depth}, {each}"
         named[name] = sized(RECIPES[setting.name][1], setting, changes)
     for name, chosen in named.items():
-        made[name] = partial(ours, chosen, Steps)
+        made[name] = partial(our_step, chosen, setting, ids)
         if device.type == "cuda":
-            made[f"{name}, replayed"] = partial(ours, chosen, CapturedSteps)
+            made[f"{name}, replayed"] = partial(our_step, chosen, setting, ids, CapturedSteps)
     return made
 
 
