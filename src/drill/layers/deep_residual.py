@@ -32,13 +32,7 @@ from drill.kernels.label_encoder.encode_labels import (
 )
 from drill.kernels.runtime.dispatch import compute_dtype, upcast
 from drill.layers.base import MatrixLayer, resize_entries
-from drill.layers.checks import (
-    check_bool,
-    check_counts,
-    check_integer,
-    check_positive,
-    one_of,
-)
+from drill.layers.checks import check_bool, check_counts, check_integer, check_positive, one_of
 from drill.layers.label_cache import LabelCache
 from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, MapOptions, Norm
 from drill.layers.label_source import (

@@ -8,7 +8,7 @@ T time steps, B sequences, d_h the width that the output layer reads.
 import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -59,8 +59,7 @@ class Encoder(nn.Module, abc.ABC):
         if self.embed_with is not None:
             return self.embed_with(ids)
         if isinstance(self.embedding, nn.Embedding):
-            found: Tensor = self.embedding(ids)
-            return found
+            return self.embedding(ids)
         return self.embedding(ids.flatten()).view(*ids.shape, -1)
 
     @abc.abstractmethod
@@ -95,8 +94,9 @@ class Encoder(nn.Module, abc.ABC):
 def input_encoder(layer: OutputLayer) -> DeepResidual | None:
     """The label encoder that embeds the input words, too; None if they are rows of E."""
     matrix = layer.matrix
-    encodes = isinstance(matrix, DeepResidual) and matrix.apply_to != "output"
-    return cast(DeepResidual, matrix) if encodes else None
+    if isinstance(matrix, DeepResidual) and matrix.apply_to != "output":
+        return matrix
+    return None
 
 
 @contextmanager

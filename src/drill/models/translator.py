@@ -103,5 +103,4 @@ class Translator(nn.Module):
 
     def _hidden(self, source: Tensor, target_in: Tensor) -> Tensor:
         """(T, B, d): time first, because locked dropout of a layer shares its mask over time."""
-        hidden: Tensor = self.transformer(source, target_in)
-        return hidden.transpose(0, 1)
+        return self.transformer(source, target_in).transpose(0, 1)

@@ -11,13 +11,7 @@ from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.mixture.masked_tanh import masked_tanh
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime.dropout_masks import draw_mask
-from drill.layers.base import (
-    LossOptions,
-    MatrixLayer,
-    NotFoldable,
-    adversarial_nll,
-    head_log_probs,
-)
+from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, adversarial_nll, head_log_probs
 from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
 from drill.layers.label_source import factory_kwargs
 from drill.layers.wrappers.base import WrappingLayer, blockwise_nll
