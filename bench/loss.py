@@ -24,51 +24,44 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) 
     return F.cross_entropy(F.linear(hidden, weight, bias), targets, ignore_index=IGNORE_INDEX)
 
 
-def compiled() -> Loss:
-    torch.compiler.reset()
-    return torch.compile(plain, dynamic=False)
+def torch_chunked(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, **options: Any
+) -> Tensor:
+    given = {"linear_bias": bias, "ignore_index": IGNORE_INDEX}
+    if options:
+        given["options"] = torch.nn.LinearCrossEntropyOptions(**options)
+    return F.linear_cross_entropy(hidden, weight, targets, **given)
 
 
-def torch_chunked(**options: Any) -> Loss:
-    chosen = torch.nn.LinearCrossEntropyOptions(**options) if options else None
-    return lambda hidden, weight, targets, bias: F.linear_cross_entropy(
-        hidden, weight, targets, linear_bias=bias, ignore_index=IGNORE_INDEX, options=chosen
-    )
-
-
-def liger(**options: Any) -> Loss:
+def liger(*inputs: Tensor, **options: Any) -> Tensor:
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    return partial(liger_fused_linear_cross_entropy, ignore_index=IGNORE_INDEX, **options)
+    return liger_fused_linear_cross_entropy(*inputs, ignore_index=IGNORE_INDEX, **options)
 
 
-def cut(**options: Any) -> Loss:
+def cut(hidden: Tensor, weight: Tensor, targets: Tensor, _: None, **options: Any) -> Tensor:
     """Its kernels take half-precision hidden states and no bias."""
     from cut_cross_entropy import linear_cross_entropy
 
-    def loss(hidden: Tensor, weight: Tensor, targets: Tensor, _: None) -> Tensor:
-        if torch.is_autocast_enabled(hidden.device.type):
-            hidden, weight = (x.to(torch.bfloat16) for x in (hidden, weight))
-        return linear_cross_entropy(hidden, weight, targets, ignore_index=IGNORE_INDEX, **options)
-
-    return loss
+    if torch.is_autocast_enabled(hidden.device.type):
+        hidden, weight = (x.to(torch.bfloat16) for x in (hidden, weight))
+    return linear_cross_entropy(hidden, weight, targets, ignore_index=IGNORE_INDEX, **options)
 
 
-def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Callable[[], Loss]]:
-    """Every implementation by name, imported when called."""
-    ours = partial(partial, nll, ignore_index=IGNORE_INDEX)
-    found: dict[str, Callable[[], Loss]] = {
-        f"drill {impl}": partial(ours, impl=impl)
-        for impl in ("reference", "chunked", "triton", "auto")
-    }
+def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Loss]:
+    """Every implementation by name; libraries are imported when they are called."""
+    ours = partial(nll, ignore_index=IGNORE_INDEX)
+    impls = ("reference", "chunked", "triton", "auto")
+    found: dict[str, Loss] = {f"drill {impl}": partial(ours, impl=impl) for impl in impls}
     found["drill auto, check=False"] = partial(ours, check=False)
     bounded = "triton" if setting.device.type == "cuda" else "chunked"
     for budget in args.memory:
         name = f"drill {bounded}, {budget} MiB"
         found[name] = partial(ours, impl=bounded, memory=budget * 2**20)
-    found["F.cross_entropy(F.linear())"] = lambda: plain
+    found["F.cross_entropy(F.linear())"] = plain
     if not args.quick:
-        found["the same, torch.compile"] = compiled
+        torch.compiler.reset()
+        found["the same, torch.compile"] = torch.compile(plain, dynamic=False)
     found["F.linear_cross_entropy"] = torch_chunked
     for policy in ("auto", "accurate"):
         name = f"F.linear_cross_entropy, {policy} chunks"
@@ -86,16 +79,15 @@ def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Callable[[],
 def variants(setting: Setting, inputs: HeadInputs, args: argparse.Namespace) -> dict[str, Prepare]:
     hidden, weight, bias, targets = inputs
 
-    def prepare(name: str, make: Callable[[], Loss]) -> Step:
+    def prepare(name: str, loss: Loss) -> Step:
         if setting.device.type == "cpu" and name.startswith(("liger", "cut")):
             raise RuntimeError("needs a CUDA device")
-        loss = make()
         used = None if args.no_bias or name.startswith("cut") else bias
         given = [hidden, weight] if used is None else [hidden, weight, used]
         return training_step(lambda: loss(hidden, weight, targets, used), given, setting)
 
     return {"GEMM floor": lambda: products(setting, inputs)} | {
-        name: partial(prepare, name, make) for name, make in losses(setting, args).items()
+        name: partial(prepare, name, loss) for name, loss in losses(setting, args).items()
     }
 
 
