@@ -6,7 +6,7 @@ weights on both sides; only ours has graphs, their loop asks the device at every
 is done. MarianMT is that of transformers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -70,7 +70,8 @@ def marian(setting: Setting) -> nn.Module:
 def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
     rows = setting.size.tokens // LENGTH
     # source, target_in, target_out
-    batch = torch.randint(3, setting.size.labels, (3, rows, LENGTH), device=setting.device)
+    ids = torch.randint(3, setting.size.labels, (3, rows, LENGTH), device=setting.device)
+    batch = ids.unbind()
 
     def theirs(model: nn.Module, source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
         mask = (source != PAD).long()
@@ -84,6 +85,7 @@ def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
         return model(*batch, label_smoothing=SMOOTHING, check=False)
 
     def prepare(name: str, suffix: str) -> Step:
+        """Gradients launched kernel by kernel or replayed, then Adam."""
         base = name == BASE
         model = marian(setting) if base else translator(setting, name.removeprefix("drill "))
         run = torch.compile(model.train()) if suffix == COMPILED else model.train()
@@ -92,7 +94,18 @@ def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
             with setting.autocast():
                 return (theirs if base else ours)(run, *batch)
 
-        return update(model, loss, batch.unbind(), graph=suffix == GRAPH)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
+        captured = CapturedGradients(model, loss)
+
+        def step() -> list[Tensor]:
+            value = captured(*batch) if suffix == GRAPH else loss(*batch)
+            if suffix != GRAPH:
+                value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return [value.detach()]
+
+        return step
 
     suffixes = [""]
     suffixes += [GRAPH] if setting.device.type == "cuda" else []
@@ -102,24 +115,6 @@ def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
         for name in (BASE, *(f"drill {layer}" for layer in LAYERS))
         for suffix in suffixes
     }
-
-
-def update(
-    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], graph: bool
-) -> Step:
-    """A training step: gradients launched kernel by kernel or replayed, then Adam."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
-    captured = CapturedGradients(model, loss)
-
-    def step() -> list[Tensor]:
-        value = captured(*batch) if graph else loss(*batch)
-        if not graph:
-            value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return [value.detach()]
-
-    return step
 
 
 # -- search ---------------------------------------------------------------------------------------
@@ -134,7 +129,7 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
         seen = torch.ones_like(ids)
 
         def step() -> list[Tensor]:
-            with torch.no_grad(), setting.autocast():
+            with torch.no_grad():
                 options = {"num_beams": BEAM, "max_length": LENGTH + 1, "do_sample": False}
                 written = model.generate(input_ids=ids, attention_mask=seen, **options)
             assert written.shape == (sentences, LENGTH + 1)  # <begin> is counted there
@@ -145,10 +140,8 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
     def ours(layer: str, graph: bool | None = None) -> Step:
         model = translator(setting, layer).to(setting.param_dtype).eval()
         head = stack.enter_context(cached_head(model))
-        length = {"max_ratio": 0.0, "max_extra": LENGTH}
-        autocast = torch.bfloat16 if setting.dtype == "autocast" else None
         decoding = Decoding(
-            BEGIN, END, **length, batch_tokens=ids.numel(), autocast=autocast, graph=graph
+            BEGIN, END, max_ratio=0.0, max_extra=LENGTH, batch_tokens=ids.numel(), graph=graph
         )
         sources = ids.tolist()
 
