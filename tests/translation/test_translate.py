@@ -9,12 +9,11 @@ import torch
 
 from drill.data import BEGIN, END
 from drill.errors import SettingsError
+from drill.models import Transformer
 from drill.translation import inference
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
 from drill.translation.inference import EMPTY, Search, translate
-from drill.translation.search import beam_search as beam_search_module
-from drill.translation.search import sampling
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding
 from tests.helpers.translators import small_data, small_translator
@@ -96,14 +95,13 @@ def test_samples_follow_from_the_seed_and_the_line_alone(data, model):
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_lines_are_counted_before_every_search_of_several(data, model, monkeypatch, sampled):
-    module, name = (sampling, "_drawn") if sampled else (beam_search_module, "_search")
-    real, events = getattr(module, name), []
+    encode, events = Transformer.encode, []
 
-    def searched(model, head, batch, *rest):
-        events.append(f"{len(batch.indices)} searched")
-        return real(model, head, batch, *rest)
+    def searched(transformer, source):
+        events.append(f"{len(source)} searched")
+        return encode(transformer, source)
 
-    monkeypatch.setattr(module, name, searched)
+    monkeypatch.setattr(Transformer, "encode", searched)
     search = Search(batch_tokens=6, beam_size=1, sampled=sampled, seed=1)
     lines = ["abc", "", "abcde", "ab", "a", "e", "e", "e", "e"]
     found = translate(

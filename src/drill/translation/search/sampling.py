@@ -61,8 +61,40 @@ def sample(
     entropy = np.random.SeedSequence(seed).entropy
 
     def search(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
-        u = _uniform(entropy, batch, samples, first)
-        return _drawn(model, head, batch, decoding, u, temperature, top_k, top_p)
+        transformer, writable = model.transformer, TokenMask(model, decoding)
+        cache = transformer.start(transformer.encode(batch.source), samples)
+        limit = torch.tensor(batch.limits, device=batch.source.device)
+        u = _uniform(entropy, batch, samples, first)  # (B, K, L)
+        written = torch.full_like(u, decoding.eos, dtype=torch.int64)
+        log_prob = torch.zeros_like(u[..., 0])
+        ids = torch.full_like(written[..., 0], decoding.bos)
+        going = torch.ones_like(ids, dtype=torch.bool)
+        for t in range(u.shape[2]):
+            scores = head(transformer.step(ids.flatten(), cache)).unflatten(0, (-1, samples))
+            at_limit = limit <= t + 1 if t + 1 >= min(batch.limits) else None
+            log_p = writable(scores, at_limit).double()  # (B, K, V)
+            if not log_p.amax(-1).isfinite().all():
+                raise FloatingPointError(
+                    f"sample: the model gives NaN for a probability at token {t + 1}, or 0 for "
+                    "all that may be written; look at its weights, or search in float32"
+                )
+            ids = draw(log_p, u[..., t], temperature, top_k, top_p)
+            ids = torch.where(going, ids, decoding.eos)
+            chosen = log_p.gather(-1, ids[..., None])[..., 0]
+            log_prob += torch.where(going, chosen, 0.0)
+            written[..., t] = ids
+            going &= ids != decoding.eos
+            if not going.any():
+                break
+        ends = (written == decoding.eos).int().argmax(-1)  # the first <eos>
+        rows = zip(batch.indices, written.tolist(), ends.tolist(), log_prob.tolist(), strict=True)
+        return {
+            index: [
+                Hypothesis(tuple(ids[:end]), value, value)
+                for ids, end, value in zip(*row, strict=True)
+            ]
+            for index, *row in rows
+        }
 
     return searched("sample", model, sources, decoding, samples, head, progress, search)
 
@@ -75,47 +107,3 @@ def _uniform(entropy: Any, batch: Batch, samples: int, first: int) -> Tensor:
             own = np.random.SeedSequence(entropy, spawn_key=(first + index, i))
             row[i, :limit] = np.random.default_rng(own).random(limit)
     return torch.from_numpy(u).to(batch.source.device)
-
-
-def _drawn(
-    model: Translator,
-    head: Head,
-    batch: Batch,
-    decoding: Decoding,
-    u: Tensor,  # (B, K, L)
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-) -> dict[int, list[Hypothesis]]:
-    device, (_, K, L) = batch.source.device, u.shape
-    transformer, writable = model.transformer, TokenMask(model, decoding)
-    cache = transformer.start(transformer.encode(batch.source), K)
-    limit = torch.tensor(batch.limits, device=device)
-    written = torch.full_like(u, decoding.eos, dtype=torch.int64)
-    log_prob = torch.zeros_like(u[..., 0])
-    ids = torch.full_like(written[..., 0], decoding.bos)
-    going = torch.ones_like(ids, dtype=torch.bool)
-    for t in range(L):
-        log_p = head(transformer.step(ids.flatten(), cache)).unflatten(0, (-1, K))  # (B, K, V)
-        log_p = writable(log_p, limit <= t + 1 if t + 1 >= min(batch.limits) else None).double()
-        if not log_p.amax(-1).isfinite().all():
-            raise FloatingPointError(
-                f"sample: the model gives NaN for a probability at token {t + 1}, or 0 for "
-                "all that may be written; look at its weights, or search in float32"
-            )
-        ids = draw(log_p, u[..., t], temperature, top_k, top_p)
-        ids = torch.where(going, ids, decoding.eos)
-        chosen = log_p.gather(-1, ids[..., None])[..., 0]
-        log_prob += torch.where(going, chosen, 0.0)
-        written[..., t] = ids
-        going &= ids != decoding.eos
-        if not going.any():
-            break
-    ends = (written == decoding.eos).int().argmax(-1)  # the first <eos>
-    rows = zip(batch.indices, written.tolist(), ends.tolist(), log_prob.tolist(), strict=True)
-    return {
-        index: [
-            Hypothesis(tuple(ids[:end]), value, value) for ids, end, value in zip(*row, strict=True)
-        ]
-        for index, *row in rows
-    }
