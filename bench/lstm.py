@@ -52,44 +52,34 @@ def variants(setting: Setting, steps: int) -> dict[str, Prepare]:
     return {impl: lambda impl=impl: prepare(impl) for impl in impls}
 
 
-class Truth:
-    """What the same layers give in float64, each by itself and without dropout."""
+def errors(setting: Setting, steps: int, impl: Implementation) -> dict[str, float]:
+    """The worst |found - truth| / |truth| of all layers: of a result, and of a gradient.
 
-    def __init__(self, setting: Setting, steps: int) -> None:
-        self.setting = setting
-        torch.manual_seed(1)
-        batch = setting.size.tokens // steps
-        self.problems: list[list[Tensor]] = []  # x, h, c, weights, and gradients of the results
+    The truth is in float64, of each layer by itself and without dropout. NaN where anything is NaN,
+    which Python's own ``max`` would pass over.
+    """
+    torch.manual_seed(1)
+    batch = setting.size.tokens // steps
+    outputs, gradients = [], []
+    for width, hidden in pairwise(widths(setting)):
         with torch.device(setting.device):
-            for width, hidden in pairwise(widths(setting)):
-                weights = [weight.detach() for weight in nn.LSTM(width, hidden).parameters()]
-                state = [0.3 * torch.randn(1, batch, hidden) for _ in "hc"]
-                wanted = [torch.randn(n, batch, hidden) for n in (steps, 1, 1)]
-                x = torch.randn(steps, batch, width)
-                self.problems.append([x, *state, *weights, *wanted])
-        self.known = [
-            solve(BASE, problem, torch.float64, nullcontext()) for problem in self.problems
-        ]
-
-    def errors(self, impl: Implementation) -> dict[str, float]:
-        """The worst |found - truth| / |truth| of all layers: of a result, and of a gradient.
-
-        NaN where anything is NaN, which Python's own ``max`` would pass over.
-        """
-        outputs, gradients = [], []
-        for problem, truth in zip(self.problems, self.known, strict=True):
-            found = solve(impl, problem, torch.float32, self.setting.autocast())
-            pairs = zip(found, truth, strict=True)
-            wrong = torch.stack([(a.double() - b).norm() / b.norm() for a, b in pairs])
-            outputs.append(wrong[:3].max())
-            gradients.append(wrong[3:].max())
-        worst = {"output_error": outputs, "gradient_error": gradients}
-        return {name: torch.stack(each).max().item() for name, each in worst.items()}
+            weights = [weight.detach() for weight in nn.LSTM(width, hidden).parameters()]
+            state = [0.3 * torch.randn(1, batch, hidden) for _ in "hc"]
+            wanted = [torch.randn(n, batch, hidden) for n in (steps, 1, 1)]
+            problem = [torch.randn(steps, batch, width), *state, *weights, *wanted]
+        truth = solve(BASE, problem, torch.float64, nullcontext())
+        found = solve(impl, problem, torch.float32, setting.autocast())
+        pairs = zip(found, truth, strict=True)
+        wrong = torch.stack([(a.double() - b).norm() / b.norm() for a, b in pairs])
+        outputs.append(wrong[:3].max())
+        gradients.append(wrong[3:].max())
+    worst = {"output_error": outputs, "gradient_error": gradients}
+    return {name: torch.stack(each).max().item() for name, each in worst.items()}
 
 
 def solve(
     impl: Implementation,
-    problem: list[Tensor],
+    problem: list[Tensor],  # x, h, c, weights, and gradients of the results
     dtype: torch.dtype,
     autocast: AbstractContextManager[object],
 ) -> list[Tensor]:
@@ -116,9 +106,8 @@ def main() -> None:
             if args.batch:
                 setting = replace(setting, name=f"batch {batch}")
             results = measure(variants(setting, steps), args)
-            truth = Truth(setting, steps)
             for impl, row in results.items():
-                row |= {} if "error" in row else truth.errors(impl)
+                row |= {} if "error" in row else errors(setting, steps, impl)
             report.add(setting, results, batch=batch, steps=steps)
     report.finish(
         "forward and backward of three layers, 70 steps, weight drop included",
