@@ -118,7 +118,7 @@ def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(
     assert run_cli(*first)[:2] == (code, longer) == (0, longer)
     assert "(best of 2 epochs: " in longer
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith(f"runs/{name}: was ended by training.epochs 1 ")
+    assert caplog.messages[0].startswith(f"runs/{name}: has reached training.epochs 1 ")
     assert contents(workspace / "runs" / name) == before
 
 
@@ -144,7 +144,7 @@ def test_another_limit_than_the_one_that_ended_a_run_is_noted(
     assert caplog.messages == []
     assert run_cli(*own, "--set", f"training.{second}")[:2] == (0, result)
     (message,) = caplog.messages
-    reason = message.removeprefix(f"runs/{name}: was ended by ")
+    reason = message.removeprefix(f"runs/{name}: has reached ")
     assert set(re.findall(r"training\.(\w+)", reason)) == by
     assert contents(workspace / "runs" / name) == before
 

@@ -282,7 +282,7 @@ class DeepResidual(MatrixLayer):
     def _unfused(self) -> str | None:
         """Why the fused kernels do not encode these labels, if not because of the maps."""
         if self.residual_between and any(f.norm != "none" for f in self.maps):
-            return "residual_between adds what a norm has read"
+            return "no kernel has norm and residual_between together"
         return "labels are centred before they are rounded" if self.center else None
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:

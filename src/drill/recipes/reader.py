@@ -101,13 +101,15 @@ def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table
     return merged(read(str(base), path.parent, (*under, label)), tables)
 
 
-def parsed(path: Path) -> Table:
-    """The tables of a file as they stand there."""
+def parsed(path: Path, folder: str = ".") -> Table:
+    """The tables of a file as they stand there; its like may lie in a ``folder`` next to it."""
     try:
         raw = read_regular(path)
     except (OSError, ValueError) as error:  # a path may hold what no file name can
         fault = error.strerror if isinstance(error, OSError) else error
-        near = nearest_path(path, "*.toml", "studies", "name a .toml file")
+        near = "; name a .toml file"
+        if isinstance(error, FileNotFoundError):
+            near = nearest_path(path, "*.toml", folder, "name a .toml file")
         raise SettingsError(f"{path}: cannot be read ({fault}){near}") from None
     return _parsed(raw, str(path))
 

@@ -30,12 +30,12 @@ from drill.kernels.runtime.padding import aligned, without_padding
 _ROWS, _COLUMNS = 64, 64
 
 
-def _tile(d: int, norm: bool) -> tuple[int, int]:
-    """Rows and columns of the tile of a program; a norm needs whole rows."""
+def _tile(width: int, norm: bool) -> tuple[int, int, int]:
+    """Rows and columns of the tile of a program, and its warps; a norm needs whole rows."""
     if not norm:
-        return _ROWS, _COLUMNS
-    columns: int = triton.next_power_of_2(d + EXTRA)
-    return max(1, _ROWS * _COLUMNS // columns), columns
+        return _ROWS, _COLUMNS, 4
+    columns: int = triton.next_power_of_2(width)
+    return max(1, _ROWS * _COLUMNS // columns), columns, 8 if columns <= 4096 else 16
 
 
 @triton.jit
@@ -221,7 +221,7 @@ class PointwiseEncode(torch.autograd.Function):
         Y[V:] = 0
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         drop = masks_of_maps(masks, depth)
-        rows, columns = _tile(d, options.norm)
+        rows, columns, warps = _tile(d + EXTRA, options.norm)
         grid = (triton.cdiv(V, rows), triton.cdiv(d + EXTRA, columns))
         for i in range(-1, depth if V else -1):
             if i >= 0:
@@ -253,7 +253,7 @@ class PointwiseEncode(torch.autograd.Function):
                 LOCKED=options.locked,
                 ROWS=rows,
                 COLUMNS=columns,
-                num_warps=4,
+                num_warps=warps,
             )
         ctx.save_for_backward(masks, U, X, P, E if options.norm else None)
         ctx.has_bias = b is not None
@@ -272,7 +272,7 @@ class PointwiseEncode(torch.autograd.Function):
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
         drop = masks_of_maps(masks, depth)
-        rows, columns = _tile(d, options.norm)
+        rows, columns, warps = _tile(d, options.norm)
         grid = (triton.cdiv(V, rows), triton.cdiv(d, columns))
         for i in reversed(range(depth if V else 0)):
             top = i == depth - 1
@@ -297,7 +297,7 @@ class PointwiseEncode(torch.autograd.Function):
                 LOCKED=options.locked,
                 ROWS=rows,
                 COLUMNS=columns,
-                num_warps=4,
+                num_warps=warps,
             )
             torch.mm(dP[i], U[i], out=dX[i])
         if V:
@@ -320,7 +320,7 @@ class PointwiseEncode(torch.autograd.Function):
                 LOCKED=options.locked,
                 ROWS=rows,
                 COLUMNS=columns,
-                num_warps=4,
+                num_warps=warps,
             )
         sums = sum_over_labels(dP, X)  # (L, d, d')
         dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()

@@ -107,7 +107,7 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
             more = f" (used: {', '.join(used[key] for key in ended)}); raise "
             more += f"{'it' if len(ended) == 1 else 'them'} to train further"
         by = " and ".join(f"training.{key} {training[key]}" for key in ended)
-        logger.warning(f"{run.path}: was ended by {by}{more}")
+        logger.warning(f"{run.path}: has reached {by}{more}")
 
 
 def _changed_limits(settings: Settings, own: Settings) -> list[str]:
