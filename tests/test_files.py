@@ -29,8 +29,9 @@ from tests.helpers.files import disk_full
         (b"\xef\xbb\xbfcaf\xe9\nau lait\n", "line 1 is not UTF-8", "iconv -f latin1"),
         ("a\nb\n".encode("utf-16"), "line 1 is not UTF-8", "iconv -f utf-16"),
         ("a\nb\n".encode("utf-16-le"), "line 1 has a NUL byte", "iconv -f utf-16le"),
+        ("aé\nb\n".encode("utf-16-be"), "line 1 has a NUL byte", "utf-16be"),
         ("a\nb\n".encode("utf-32"), "line 1 is not UTF-8", "iconv -f utf-32"),
-        (b"\0\0\xfe\xff" + "a\n".encode("utf-32-be"), "line 1 is not UTF-8", "iconv -f utf-32"),
+        (b"\0\0\xfe\xff" + "a\n".encode("utf-32-be"), "line 1 has a NUL byte", "iconv -f utf-32"),
     ],
 )
 def test_what_is_not_utf8_is_named(tmp_path, raw, fault, hint):

@@ -73,11 +73,11 @@ def decode_text(raw: bytes, name: str, line: int = 1, *, nul: bool = False) -> s
     """
     if line == 1:
         raw = raw.removeprefix(BYTE_ORDER_MARK)
+    wrong = -1 if nul else raw.find(b"\0")
     try:
         text = raw.decode("utf-8")
-        wrong = -1 if nul else raw.find(b"\0")
     except UnicodeDecodeError as error:
-        wrong = error.start
+        wrong = error.start if wrong < 0 else min(wrong, error.start)
     if wrong >= 0:
         line, byte = line + raw.count(b"\n", 0, wrong), raw[wrong]
         fault = f"is not UTF-8 text (byte {byte:#04x})" if byte else "has a NUL byte"
@@ -86,7 +86,7 @@ def decode_text(raw: bytes, name: str, line: int = 1, *, nul: bool = False) -> s
         if marked is not None:
             fix = f"convert the file with iconv -f {OTHER_MARKS[marked]} -t utf-8"
         elif byte == 0:
-            fix = "name a text file; if it is UTF-16, convert it with iconv -f utf-16le -t utf-8"
+            fix = "name a text file; if it is UTF-16, convert it with iconv -f utf-16le or utf-16be"
         raise DataError(f"line {line} {fault}", key=name, hint=fix)
     return text.replace("\r\n", "\n")
 

@@ -97,6 +97,7 @@ def test_messages_are_one_line_of_bounded_length():
     ("words", "key"),
     [
         (["train", "ptb-tide"], "did you mean ptb-tied"),
+        (["train", "runs/tini"], "did you mean runs/tiny?"),
         *(
             ([*words, "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d")
             for words in ([*NEW], ["finetune", "runs/tiny"], ["settings", "mt-demo"])
