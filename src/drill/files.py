@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -91,13 +91,16 @@ def decode_text(raw: bytes, name: str, line: int = 1, *, nul: bool = False) -> s
     return text.replace("\r\n", "\n")
 
 
-def nearest_path(path: Path, file: str, folder: str, otherwise: str) -> str:
+def nearest_path(
+    path: Path, file: str, folder: str, otherwise: str, known: Iterable[str] = ()
+) -> str:
     """``nearest`` for a path that is missing, among those next to it and in a ``folder`` there.
 
     Args:
         file: "*.toml", or what folders of the kind of ``path`` hold, such as "*/recipe.toml".
+        known: names that may have been meant as well.
     """
-    names: dict[str, str] = {}
+    names = {each: each for each in known}
     with suppress(OSError):  # a name may be too long
         for pattern in (f"{folder}/{file}", file):
             for found in path.parent.glob(pattern):

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drill.errors import DataError, SettingsError, near_ones, nearest
+from drill.errors import DataError, SettingsError, nearest
 from drill.files import decode_text, nearest_path, read_regular
 
 Table = dict[str, Any]
@@ -84,9 +84,10 @@ def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table
                 f"{name}: is no recipe but a change; give each change its own --set: --set {name}"
             )
         where = f"{under[-1]}: {BASE}: " if under else ""
-        mean = nearest(name, recipe_names())
-        if not near_ones(name, recipe_names()):
-            mean = nearest_path(path, "*/recipe.toml", "runs", "`drill recipes` lists them")
+        lists = "`drill recipes` lists them"
+        mean = nearest(name, recipe_names(), otherwise=lists)
+        if not under:
+            mean = nearest_path(path, "*/recipe.toml", "runs", lists, recipe_names())
         raise SettingsError(
             f"{where}{name}: is neither a recipe nor a file that ends in .toml"
             f"{'' if under else ', nor the folder of a run'}{mean}"

@@ -155,3 +155,15 @@ def test_a_page_has_the_tables_and_curves_over_seeds(workspace):
     assert all(row[3] for row in (*time[1:], *epochs[1:]))  # the range over seeds
     assert ["b", "2", "59"] in [row[:3] for row in epochs]
     assert ["a", "2", "61"] in [row[:3] for row in time]
+
+
+def test_changes_are_from_the_recipe_as_it_is_now(workspace):
+    def changes() -> str:
+        return reported(workspace, text).split("Changed from the recipe:")[1]
+
+    text = PLAN.replace("tiny.toml", "demo-drill")
+    assert "- b: layer.depth: 2 -> 1" in (before := changes())
+    rows = [json.loads(line) for line in workspace.ledger.read_text().splitlines()]
+    stale = [row | {"changes": ["encoder.layers: 9 -> 2"]} for row in rows]  # of another day
+    workspace.ledger.write_text("".join(json.dumps(row) + "\n" for row in stale))
+    assert changes() == before

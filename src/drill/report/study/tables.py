@@ -9,6 +9,7 @@ from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import as_finite, known
+from drill.report.results.runs import recipe_changes
 from drill.report.study.plan import BLEU, FINETUNE, TRAINING, WORDS, Job, PlanRow
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
@@ -96,9 +97,12 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     for key in ("device", "commit"):
         values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
-    trained = results if stage in TRAINING else []
-    changes = result_tables.recipe_changes(replace(each, name=name) for name, each in trained)
-    return Table.of(rows, notes, changes)
+    # By the recipe of today: it may have changed between two runs, whose settings are what counts.
+    trained = [
+        replace(each, name=name, changes=recipe_changes(each.settings))
+        for name, each in (results if stage in TRAINING else [])
+    ]
+    return Table.of(rows, notes, result_tables.recipe_changes(trained))
 
 
 def frequency_table(states: States, stage: str) -> Table | None:
