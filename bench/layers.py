@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from measure import Prepare, Report, Step, measure
@@ -18,38 +17,27 @@ def deep(embedding: nn.Embedding, depth: int = 4) -> drill.DeepResidual:
     return drill.DeepResidual(embedding, depth=depth, dropout=0.6, locked=True, dropout_at="input")
 
 
-def adaptive(layer: drill.MatrixLayer) -> drill.AdaptiveSoftmax:
-    labels = layer.vocabulary_size
-    return drill.AdaptiveSoftmax(layer, [labels // 10, labels // 2])
-
-
-def mixtape_of_few_gates(layer: drill.MatrixLayer) -> drill.Mixtape:
-    return drill.Mixtape(layer, gates=layer.vocabulary_size // 10)
-
-
-def over(matrix: Callable[..., drill.MatrixLayer], wrapper: Callable[..., Any], *args: int) -> Any:
-    return lambda embedding: wrapper(matrix(embedding), *args)
-
-
 tied = drill.TiedSoftmax
 BUILDERS: dict[str, Callable[[nn.Embedding], drill.OutputLayer]] = {
     "tied": tied,
     "full": drill.FullSoftmax,
     "bilinear": drill.Bilinear,
     "dual": drill.DualNonlinear,
-    "deep-residual 1": partial(deep, depth=1),
+    "deep-residual 1": lambda E: deep(E, depth=1),
     "deep-residual 4": deep,
-    "mixture 15 x tied": over(tied, drill.MixtureOfSoftmaxes, 15),
-    "mixture 15 x deep-residual 4": over(deep, drill.MixtureOfSoftmaxes, 15),
-    "sampled 1024 x tied": over(tied, drill.SampledSoftmax, 1024),
-    "sampled 1024 x deep-residual 4": over(deep, drill.SampledSoftmax, 1024),
-    "adaptive V/10 V/2 x tied": over(tied, adaptive),
-    "sigsoftmax x tied": over(tied, drill.SigSoftmax),
-    "plif x tied": over(tied, drill.PiecewiseLinearSoftmax),
-    "softcap x tied": over(tied, drill.SoftcappedSoftmax),
-    "mixtape 4 x tied": over(tied, drill.Mixtape),
-    "mixtape 4, V/10 gates, x tied": over(tied, mixtape_of_few_gates),
-    "doc 15 x tied": over(tied, drill.DirectOutputConnection),
+    "mixture 15 x tied": lambda E: drill.MixtureOfSoftmaxes(tied(E), 15),
+    "mixture 15 x deep-residual 4": lambda E: drill.MixtureOfSoftmaxes(deep(E), 15),
+    "sampled 1024 x tied": lambda E: drill.SampledSoftmax(tied(E), 1024),
+    "sampled 1024 x deep-residual 4": lambda E: drill.SampledSoftmax(deep(E), 1024),
+    "adaptive V/10 V/2 x tied": lambda E: drill.AdaptiveSoftmax(
+        tied(E), [E.num_embeddings // 10, E.num_embeddings // 2]
+    ),
+    "sigsoftmax x tied": lambda E: drill.SigSoftmax(tied(E)),
+    "plif x tied": lambda E: drill.PiecewiseLinearSoftmax(tied(E)),
+    "softcap x tied": lambda E: drill.SoftcappedSoftmax(tied(E)),
+    "mixtape 4 x tied": lambda E: drill.Mixtape(tied(E)),
+    "mixtape 4, V/10 gates, x tied": lambda E: drill.Mixtape(tied(E), gates=E.num_embeddings // 10),
+    "doc 15 x tied": lambda E: drill.DirectOutputConnection(tied(E)),
 }
 """All over one embedding; names start as in ``LAYERS``."""
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from statistics import mean, median, stdev
+from operator import itemgetter
+from statistics import mean, stdev
 from typing import Any
 
 from drill.recipes.reader import Measured, recipe_names
@@ -14,38 +15,13 @@ from drill.report.results.runs import digest, same_but_seed
 from drill.report.tables.markup import markdown_table
 from drill.training.settings import recipe
 
-# -- language models ------------------------------------------------------------------------------
-
-MAY_DIFFER = {"training.epochs", "training.max_minutes", "training.precision"}
-
-
-def is_unchanged(row: Row) -> bool:
-    """Whether a run differs from its recipe in nothing but ``MAY_DIFFER``."""
-    return row.changes is not None and {each.split(":")[0] for each in row.changes} <= MAY_DIFFER
-
-
-def of_recipe(rows: Sequence[Row], name: str) -> list[Row]:
-    """Runs of a recipe as it is; old rows have no settings to look at."""
-    return [row for row in rows if row.recipe == name and (not row.settings or is_unchanged(row))]
-
-
-def validation(run: Row) -> dict[int, float]:
-    """Epoch -> perplexity divided by all tokens, as in the published curves."""
-    return {int(epoch): valid for epoch, _, valid in run.curve if epoch and valid is not None}
-
-
 # -- translators ----------------------------------------------------------------------------------
 
 BASE = "tied"
-OTHER_SCORES = {"tokenised_bleu": "tokenised BLEU", "chrf": "chrF"}
-SIGNATURES = {
-    "bleu_signature": "BLEU",
-    "tokenised_signature": "tokenised BLEU",
-    "chrf_signature": "chrF",
-}
+SCORES = {"bleu": "BLEU", "tokenised_bleu": "tokenised BLEU", "chrf": "chrF"}
 ABOUT = {
-    "europarl": "813,000 pairs of Europarl and news, not the 4.5M pairs of WMT14, so its BLEU does "
-    "not compare with the paper's",
+    "europarl": "**813,000 pairs of Europarl and news, not the 4.5M pairs of WMT14, so its BLEU "
+    "does not compare with the paper's**; ",
 }
 """Corpora whose name or test text may be taken for another's."""
 
@@ -65,16 +41,12 @@ def comparisons(rows: Sequence[Row]) -> dict[str, Layers]:
     for corpus, own in groupby(sorted(scored, key=corpus_of), corpus_of):
         by_settings: dict[str, list[Row]] = {}
         for row in sorted(own, key=lambda row: row.recorded):
-            by_settings.setdefault(_without_layer(row), []).append(row)
-        groups = sorted(
-            map(_latest, by_settings.values()),
-            key=lambda layers: max(row.recorded for row in _all(layers)),
-        )
-        groups = [
-            group
-            for at, group in enumerate(groups)
-            if not any(_replaces(later, group) for later in groups[at + 1 :])
-        ]
+            same = _without_layer(row)
+            by_settings[same] = [*by_settings.pop(same, ()), row]  # in the order of their last
+        groups: list[Layers] = []
+        for each in by_settings.values():
+            later = _latest(each)
+            groups = [*(group for group in groups if not _replaces(later, group)), later]
         for number, layers in enumerate(groups, start=1):
             names = sorted(layers, key=lambda name: (name != BASE, mean_bleu(layers[name])))
             label = f"{corpus} ({number})" if len(groups) > 1 else corpus
@@ -91,11 +63,9 @@ def _without_layer(row: Row) -> str:
 def _latest(rows: Sequence[Row]) -> Layers:
     """The last settings of every layer, of rows in the order they were recorded."""
     settings = {row.layer: row.settings_digest for row in rows}
-    runs: dict[str, dict[int, Row]] = {name: {} for name in settings}
-    for row in rows:
-        if row.settings_digest == settings[row.layer]:
-            runs[row.layer][row.seed] = row
-    return {name: [row for _, row in sorted(each.items())] for name, each in runs.items()}
+    own = [row for row in rows if row.settings_digest == settings[row.layer]]
+    last = {(row.layer, row.seed): row for row in own}
+    return {name: [last[key] for key in sorted(last) if key[0] == name] for name in settings}
 
 
 def _replaces(later: Layers, earlier: Layers) -> bool:
@@ -111,21 +81,17 @@ def mean_bleu(rows: Sequence[Row]) -> float:
 
 
 def bleu(groups: Mapping[str, Layers], origins: bool = False) -> Iterator[str]:
-    """BLEU of every corpus and layer, and below it how it was computed.
-
-    Args:
-        origins: also say on which machine and by which commit.
-    """
+    """BLEU of every corpus and layer, below it how, and by ``origins`` where it was computed."""
+    _, *others = SCORES
     lines = [["corpus", "layer", "parameters", "BLEU of each seed", "mean", "over tied"]]
-    lines[0] += OTHER_SCORES.values()
+    lines[0] += (SCORES[key] for key in others)
     for corpus, layers in groups.items():
         for name, runs in layers.items():
-            over = ""
-            if BASE in layers and name != BASE:
-                over = _bleu_difference(runs, layers[BASE])
+            base = layers.get(BASE, ()) if name != BASE else ()
+            over = _bleu_difference(runs, base) if base else ""
             scores = ", ".join(f"{row.extra['bleu']:.2f}" for row in runs)
             line = [corpus, name, f"{runs[0].parameters:,}", scores, f"{mean_bleu(runs):.2f}", over]
-            lines.append([*line, *(_mean_score(runs, key) for key in OTHER_SCORES)])
+            lines.append([*line, *(_mean_score(runs, key) for key in others)])
     yield from markdown_table(lines, "llr")
     for note in (*(_origins(groups) if origins else ()), *_signatures(groups), *_changes(groups)):
         yield from ("", note)
@@ -153,33 +119,29 @@ def _mean_score(runs: Sequence[Row], key: str) -> str:
 def _origins(groups: Mapping[str, Layers]) -> Iterator[str]:
     for corpus, layers in groups.items():
         rows = _all(layers)
-        about = ABOUT.get(corpus_of(rows[0]))
-        commits: dict[str, set[str]] = {}
-        for row in rows:
-            machine = f"{row.device}, torch {row.torch}"
-            commits.setdefault(machine, set()).add(row.commit or "unknown")
+        found = {(f"{row.device}, torch {row.torch}", row.commit or "unknown") for row in rows}
         made = (
-            f"{machine}, commit {' and '.join(sorted(each))}"
-            for machine, each in sorted(commits.items())
+            f"{machine}, commit {' and '.join(commit for _, commit in each)}"
+            for machine, each in groupby(sorted(found), itemgetter(0))
         )
-        yield f"{corpus}: {f'**{about}**; ' if about else ''}{'; '.join(made)}."
+        yield f"{corpus}: {ABOUT.get(corpus_of(rows[0]), '')}{'; '.join(made)}."
 
 
 def _signatures(groups: Mapping[str, Layers]) -> Iterator[str]:
     rows = [row for layers in groups.values() for row in _all(layers)]
     yield "± is the standard error of the difference of means; signatures are sacrebleu's."
-    for key, title in SIGNATURES.items():
-        every = {row.extra.get("signatures", {}).get(key) for row in rows} - {None}
+    for key, title in SCORES.items():
+        signature = f"{key.removesuffix('_bleu')}_signature"
+        every = {row.extra.get("signatures", {}).get(signature) for row in rows} - {None}
         yield from (f"{title}: `{each}`" for each in sorted(every))
 
 
 def _changes(groups: Mapping[str, Layers]) -> Iterator[str]:
     """What the runs changed of their recipes; old rows do not say."""
     for corpus, layers in groups.items():
-        rows = _all(layers)
         changes = dict.fromkeys(
             f"{each} ({row.layer})" if each.startswith("layer.") else each
-            for row in rows
+            for row in _all(layers)
             for each in row.changes or ()
         )
         if changes:
@@ -189,8 +151,7 @@ def _changes(groups: Mapping[str, Layers]) -> Iterator[str]:
 def frequency_bands(corpus: str, layers: Layers, kind: str) -> Iterator[str]:
     """F1 of every layer by how often training has a label: means over seeds and their spread.
 
-    Args:
-        kind: subword or word, as `drill evaluate --bands` found them.
+    Labels are of a ``kind``, subword or word, as `drill evaluate --bands` found them.
     """
     found = {name: [b for row in runs if (b := _bands(row, kind))] for name, runs in layers.items()}
     found = {name: each for name, each in found.items() if each}
@@ -210,12 +171,9 @@ def frequency_bands(corpus: str, layers: Layers, kind: str) -> Iterator[str]:
             lines.append([*line, *(f"{mean(f1[x]) - mean(f1[BASE]):+.1f}" for x in others)])
     seeds = " and ".join(str(each) for each in sorted({len(each) for each in found.values()}))
     of = "one seed" if seeds == "1" else f"mean of {seeds} seeds ± their standard deviation"
-    yield ""
-    yield (
-        f"{kind.capitalize()}s of {corpus} found again in the translations, F1 in percent by how "
-        f"often training asks for them; {of}."
-    )
-    yield from ("", *markdown_table(lines))
+    about = f"{kind.capitalize()}s of {corpus} found again in the translations, F1 in percent by "
+    about += f"how often training asks for them; {of}."
+    yield from ("", about, "", *markdown_table(lines))
 
 
 def _bands(row: Row, kind: str) -> list[AccuracyBand]:
@@ -276,8 +234,14 @@ def translators(rows: Sequence[Row], gaps: bool = False) -> Iterator[str]:
 
 # -- times of recipes -----------------------------------------------------------------------------
 
+MAY_DIFFER = {"training.epochs", "training.max_minutes", "training.precision"}
 SHARED = ("beside", "at once", "at a time", "at the same time")
 """What notes say about runs that shared their machine with others."""
+
+
+def is_unchanged(row: Row) -> bool:
+    """Whether a run differs from its recipe in nothing but ``MAY_DIFFER``."""
+    return row.changes is not None and {each.split(":")[0] for each in row.changes} <= MAY_DIFFER
 
 
 def recipe_times(
@@ -297,9 +261,9 @@ def recipe_times(
             rank = 3 if row.epochs == recipe(row.recipe).training["epochs"] else 1
             found.append((row.recipe, not shared, rank, time))
     for each in benchmarks:
-        if each["benchmark"] == "epoch" and each["name"] in recipe_names() and "seconds" in each:
-            seconds = round(median(each["seconds"]), 2)
-            time = Measured(seconds, 1, each["device"], each["commit"], "")
+        seconds = each.get("seconds_median")  # of epochs alone
+        if seconds and each["name"] in recipe_names():
+            time = Measured(round(seconds, 2), 1, each["device"], each["commit"], "")
             found.append((each["name"], True, 2, time))
     corpora = {recipe(name).data["corpus"] for name, alone, *_ in found if alone}
     best = {

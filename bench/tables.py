@@ -5,7 +5,8 @@ With a ledger, print what it says about translators instead: BLEU, F1 by frequen
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
@@ -19,9 +20,9 @@ from setting import LARGE
 from drill import report
 from drill.report.results.paper import CURVES, FINETUNED, PAPER
 from drill.report.study.plan import read_plan
-from drill.report.study.states import States, stage_results
+from drill.report.study.states import States
 from drill.report.study.statistics import paired_difference
-from drill.report.study.tables import finished_results, stage_table
+from drill.report.study.tables import results_by_row, stage_scores, stage_table
 from drill.report.tables.markup import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -105,9 +106,13 @@ def layers_and_losses(rows: Sequence[Row]) -> Iterator[str]:
         times = ((ms[name, size], ms["tied", size]) for size in sizes)
         lines.append([name, *(f"{ours:,.2f} ({ours / tied:.2f})" for ours, tied in times)])
     yield from (*markdown_table(lines), "")
-    losses = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
-    headings, *lines = cells("loss", [row for row in losses if "error" not in row])
-    yield from markdown_table([["tied head at llm size", *headings[1:]], *lines])
+    (_, *headings), *lines = large_losses(rows)
+    yield from markdown_table([["tied head at llm size", *headings], *lines])
+
+
+def large_losses(rows: Sequence[Row]) -> list[list[str]]:
+    found = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
+    return cells("loss", [row for row in found if "error" not in row])
 
 
 class Found(NamedTuple):
@@ -119,32 +124,38 @@ class Found(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """A line of the table of aims; ``peers`` are a text or measured values."""
+    """A line of the table of aims."""
 
     what: str
     ours: Found | None
+    peers: dict[str, Found | None]
     aim: float | None = None
     unit: str = ""
     stretch: float | None = None
-    peers: str | dict[str, Found | None] = ""
     paper: str = ""
     at_least: bool = False  # a speed: more is better
 
 
-def newest(rows: Sequence[Row], key: str = "ms_median", **wanted: object) -> Row | None:
-    """The last such row that has ``key``; None where what was measured last failed."""
-    found = [row for row in rows if wanted.items() <= row.items()]
-    found = [row for row in found if "error" in row or row.get(key)]
-    last = max(found, key=lambda row: row["time"], default=None)
-    return None if last is None or "error" in last else last
+def measured(
+    rows: Sequence[Row], names: Sequence[str], text: str, *keys: str, **wanted: object
+) -> Found | None:
+    """``keys`` of the newest row of the first name, and of the others from the same run.
 
-
-def of_one_run(rows: Sequence[Row], *names: str, **wanted: object) -> list[Row] | None:
-    """The newest row of the first name, and the other names from the same run of a script."""
-    first = newest(rows, name=names[0], **wanted)
-    together = [row for row in rows if first and row["time"] == first["time"]]
-    found = [newest(together, name=name, **wanted) for name in names]
-    return None if None in found else [row for row in found if row]
+    Of four rows the first over the second and the third over the fourth come first. None where a
+    row is missing, and where what was measured last failed.
+    """
+    keys, values = keys or ("ms_median",), []
+    for name in names:
+        own = [row for row in rows if {"name": name, **wanted}.items() <= row.items()]
+        own = [row for row in own if "error" in row or row.get(keys[0])]
+        last = max(own, key=lambda row: row["time"], default={"error": "not measured"})
+        if "error" in last:
+            return None
+        values += (last[key] for key in keys)
+        rows = [row for row in rows if row["time"] == last["time"]]
+    if len(values) == 4:
+        values = [values[0] / values[1], values[2] / values[3], *values]
+    return Found(values[0], text.format(*values), last["commit"])
 
 
 def aims(rows: Sequence[Row]) -> dict[str, Aim]:
@@ -152,109 +163,89 @@ def aims(rows: Sequence[Row]) -> dict[str, Aim]:
 
     The released code was timed once, on an H200; the paper's figures are its own.
     """
-
     step = {"benchmark": "step", "dtype": "autocast"}
+    both = "{:.2f} ms replayed, {:.2f} launched"
 
-    def both(graph: float, launched: float, commit: str) -> Found:
-        return Found(graph, f"{graph:.2f} ms replayed, {launched:.2f} launched", commit)
-
-    def lstm(impl: str, size: str, dtype: str = "autocast") -> Found | None:
-        wanted = {"benchmark": "lstm", "name": impl, "size": size, "dtype": dtype}
-        row = newest(rows, "ms_graph_median", **wanted)
-        return row and both(row["ms_graph_median"], row["ms_median"], row["commit"])
+    def released(text: str) -> dict[str, Found | None]:
+        return {"released code": Found(0, text)}
 
     def lstms(what: str, size: str, aim: float, stretch: float) -> Aim:
-        peers = {"cuDNN tf32": lstm("cudnn", size, "tf32"), "cuDNN bfloat16": lstm("cudnn", size)}
-        return Aim(what, lstm("persistent", size), aim, " ms", stretch, peers)
+        def lstm(impl: str, dtype: str) -> Found | None:
+            wanted = {"benchmark": "lstm", "size": size, "dtype": dtype}
+            return measured(rows, [impl], both, "ms_graph_median", "ms_median", **wanted)
 
-    def epoch(what: str, name: str, key: str, how: str, aim: float, peers: str = "") -> Aim:
-        row = newest(rows, key, benchmark="epoch", name=name, precision="bfloat16")
-        ours = row and Found(row[key], f"{row[key]:.2f} s, {how}", row["commit"])
-        return Aim(what, ours, aim, " s", peers=peers)
+        peers = {"cuDNN tf32": lstm("cudnn", "tf32"), "cuDNN bfloat16": lstm("cudnn", "autocast")}
+        return Aim(what, lstm("persistent", "autocast"), peers, aim, " ms", stretch)
 
-    def epochs_of(corpus: str, name: str, aim: float, released: str) -> Aim:
-        what, peers = f"epoch of {corpus} with validation, `{name}`", f"{RELEASED} {released} s"
-        return epoch(what, name, "seconds_median", "steps replayed", aim, peers)
+    def epoch(name: str, key: str, how: str) -> Found | None:
+        about = {"benchmark": "epoch", "precision": "bfloat16"}
+        return measured(rows, [name], f"{{:.2f}} s, {how} replayed", key, **about)
 
-    def tied_step(size: str, released: float) -> Aim:
-        found = of_one_run(rows, "drill tied, replayed", "drill tied", size=size, **step)
-        ours = found and both(*(row["ms_median"] for row in found), found[0]["commit"])
-        row = newest(rows, name="plain nn.LSTM + F.cross_entropy", size=size, **step)
-        plain = row and Found(0, f"{row['ms_median']:.1f} ms launched", row["commit"])
-        peers = {RELEASED: Found(0, f"{released:.1f} ms launched"), "plain PyTorch": plain}
-        return Aim(f"training step of `{size}-tied`", ours, peers=peers)
+    def epochs_of(corpus: str, name: str, aim: float, theirs: str) -> Aim:
+        what = f"epoch of {corpus} with validation, `{name}`"
+        return Aim(what, epoch(name, "seconds_median", "steps"), released(theirs), aim, " s")
 
-    def ratio(what: str, layer: str, size: str, aim: float, paper: str, peers: str = "") -> Aim:
+    def tied_step(size: str, theirs: str) -> Aim:
+        ours = measured(rows, ["drill tied, replayed", "drill tied"], both, size=size, **step)
+        name = "plain nn.LSTM + F.cross_entropy"
+        plain = measured(rows, [name], "{:.1f} ms launched", size=size, **step)
+        peers = {**released(f"{theirs} ms launched"), "plain PyTorch": plain}
+        return Aim(f"training step of `{size}-tied`", ours, peers)
+
+    def ratio(what: str, layer: str, size: str, aim: float, paper: str, theirs: str = "") -> Aim:
         names = [f"drill {each}{how}" for how in (", replayed", "") for each in (layer, "tied")]
-        ours = None
-        if found := of_one_run(rows, *names, size=size, **step):
-            deep, tied, launched, tied_launched = (row["ms_median"] for row in found)
-            text = f"{deep / tied:.3f} replayed ({deep:.2f} over {tied:.2f} ms), "
-            text += f"{launched / tied_launched:.2f} launched"
-            ours = Found(deep / tied, text, found[0]["commit"])
+        text = "{0:.3f} replayed ({2:.2f} over {3:.2f} ms), {1:.2f} launched"
+        ours = measured(rows, names, text, size=size, **step)
         what = f"step {what} over that of `{size}-tied`"
-        return Aim(what, ours, aim, peers=peers, paper=paper)
+        return Aim(what, ours, released(theirs) if theirs else {}, aim, paper=paper)
 
-    def speed(what: str, peers: str, aim: float, pairs: dict[str, Sequence[str]], **of: str) -> Aim:
-        wanted = {"benchmark": "translation", "size": "nmt", **of}
-        found = {how: of_one_run(rows, *names, **wanted) for how, names in pairs.items()}
-        ours = None
-        if all(found.values()):
-            ms = {how: [row["ms_median"] for row in each] for how, each in found.items()}
-            speeds = {how: theirs / own for how, (own, theirs) in ms.items()}
-            text = ", ".join(f"{each:.2f} times with {how}" for how, each in speeds.items())
-            first = next(iter(pairs))
-            ours = Found(speeds[first], text, found[first][0]["commit"])
-        return Aim(what, ours, aim, peers=peers, at_least=True)
+    def speed(what: str, peer: str, aim: float, how: str, names: Sequence[str], task: str) -> Aim:
+        text = f"{{:.2f}} times with {how} in CUDA graphs, {{:.2f}} times with both launched"
+        about = {"task": task, "dtype": "autocast" if task == "training" else "bfloat16"}
+        ours = measured(rows, names, text, benchmark="translation", size="nmt", **about)
+        return Aim(what, ours, {peer: Found(0, "")}, aim, at_least=True)
 
     lstm_parts = "three LSTMs with weight drop, forward and backward, batch 20"
     dynamic = "dynamic evaluation of the Penn Treebank test text, gradient statistics included"
+    seconds = epoch("ptb-drill-4", "dynamic_seconds", "gradients")
     training = "training of the paper's Transformer base, 4,096 target tokens a step, by speed"
+    trained = ("MarianMT, CUDA graph", "drill tied, CUDA graph", "MarianMT", "drill tied")
     search = "its search, beam 4, 64 sentences at once, by speed"
-    deep, mixture = "deep-residual 4", "mixture 15"
-    trained = {
-        "both in CUDA graphs": ("drill tied, CUDA graph", "MarianMT, CUDA graph"),
-        "both launched": ("drill tied", "MarianMT"),
-    }
-    searched = {
-        "ours in CUDA graphs": ("drill tied", "MarianMT"),
-        "both launched": ("drill tied, graph=False", "MarianMT"),
-    }
-    marian = "MarianMT of `transformers`"
+    searched = ("MarianMT", "drill tied", "MarianMT", "drill tied, graph=False")
+    deep, mixture, marian = "deep-residual 4", "mixture 15", "MarianMT of `transformers`"
     return {
         "lstms": lstms(lstm_parts, "ptb", 1.65, 1.4),
         "lstms wt2": lstms("the same, batch 80", "wt2", 4.4, 3.4),
-        "epoch": epochs_of("Penn Treebank", "ptb-drill-4", 2.0, "12.6"),
-        "epoch wt2": epochs_of("WikiText-2", "wt2-drill-4", 3.5, "17.5"),
-        "step": tied_step("ptb", 16.0),
-        "step wt2": tied_step("wt2", 35.6),
-        "ratio": ratio("of `ptb-drill-4`", deep, "ptb", 1.08, "1.1", f"{RELEASED} 1.04"),
-        "ratio wt2": ratio("of `wt2-drill-4`", deep, "wt2", 1.08, "1.2", f"{RELEASED} 1.15"),
+        "epoch": epochs_of("Penn Treebank", "ptb-drill-4", 2.0, "12.6 s"),
+        "epoch wt2": epochs_of("WikiText-2", "wt2-drill-4", 3.5, "17.5 s"),
+        "step": tied_step("ptb", "16.0"),
+        "step wt2": tied_step("wt2", "35.6"),
+        "ratio": ratio("of `ptb-drill-4`", deep, "ptb", 1.08, "1.1", "1.04"),
+        "ratio wt2": ratio("of `wt2-drill-4`", deep, "wt2", 1.08, "1.2", "1.15"),
         "mixture": ratio("with 15 softmaxes", mixture, "ptb", 1.5, "3.0"),
         "mixture wt2": ratio("with 15 softmaxes", mixture, "wt2", 2.5, "9.7"),
-        "dynamic": epoch(dynamic, "ptb-drill-4", "dynamic_seconds", "gradients replayed", 60),
-        "training": speed(training, marian, 1.5, trained, task="training", dtype="autocast"),
-        "search": speed(search, "the same", 2.0, searched, task="search", dtype="bfloat16"),
+        "dynamic": Aim(dynamic, seconds, {}, 60, " s"),
+        "training": speed(training, marian, 1.5, "both", trained, "training"),
+        "search": speed(search, "the same", 2.0, "ours", searched, "search"),
     }
-
-
-RELEASED = "released code"
 
 
 def aims_table(rows: Sequence[Row]) -> list[str]:
     lines = [["on one H200", "peer", "paper", "aim", "ours", "", "commit"]]
     for line in aims(rows).values():
-        timed = line.peers if isinstance(line.peers, dict) else {}
-        peers = "; ".join(f"{name} {shown(found)}" for name, found in timed.items()) or line.peers
         aim = "at least " if line.at_least else ""
         aim += "" if line.aim is None else f"{line.aim:g}{line.unit}"
         aim += f" (stretch {line.stretch:g})" if line.stretch else ""
         own = line.ours.commit if line.ours else ""
-        others = {name: found.commit for name, found in timed.items() if found and found.commit}
-        commits = "; ".join([own, *(f"{name} {x}" for name, x in others.items() if x != own)])
-        ours = shown(line.ours)
-        lines.append([line.what, peers, line.paper, aim, ours, verdict(line), commits])
+        others = {name: found.commit for name, found in line.peers.items() if found}
+        others = (f"{name} {x}" for name, x in others.items() if x not in (None, own))
+        cells = [line.what, peers(line), line.paper, aim, shown(line.ours), verdict(line)]
+        lines.append([*cells, "; ".join([own, *others])])
     return markdown_table(lines, "llrrl")
+
+
+def peers(line: Aim, form: str = "{0.text}") -> str:
+    return "; ".join(f"{name} {shown(found, form)}".rstrip() for name, found in line.peers.items())
 
 
 def shown(found: Found | None, form: str = "{0.text}") -> str:
@@ -278,49 +269,31 @@ def verdict(line: Aim) -> str:
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
 TRANSLATORS = "docs/figures.md#the-translators"
-STUDIES = (
-    "ptb-full-length",
-    "ptb",
-    "demo-maps",
-    "demo-norm",
-    "multi30k",
-    "multi30k-maps",
-    "multi30k-maps-2",
-)
 COMPARED = "europarl"
 """The corpus whose layers are compared by single runs, not by a study."""
 
 
 def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> list[str]:
     """What it is, ours, what to compare it with, and the command."""
+    goals, then = aims(rows), "then with dynamic evaluation"
+    lstms, ratio, epoch = (goals[name] for name in ("lstms", "ratio", "epoch"))
     lines = [["", "ours", "compared with", "measured by"], *losses(rows)]
-    goals = aims(rows)
     what = f"[the three LSTMs]({MODELS}) of the paper's language model, a batch of Penn Treebank "
-    ours, peers = (goals["lstms"].ours, goals["lstms"].peers.items())
-    cudnn = "; ".join(f"{name} {shown(each, '{0.value:.1f} ms')}" for name, each in peers)
-    ms = shown(ours, "{0.value:.2f} ms")
-    lines.append([f"{what}forward and backward", ms, cudnn, "`python bench/lstm.py`"])
+    what, ours = f"{what}forward and backward", shown(lstms.ours, "{0.value:.2f} ms")
+    lines.append([what, ours, peers(lstms, "{0.value:.1f} ms"), "`python bench/lstm.py`"])
     what = f"time of a [training step]({MODELS}) with four label maps on Penn Treebank, as a "
-    ratio = goals["ratio"]
-    times, peers = shown(ratio.ours, "{0.value:.2f} times"), f"authors' {ratio.peers}"
-    command = "`python bench/step.py --dtype autocast`"
-    lines.append(
-        [f"{what}multiple of tied weights'", times, f"paper {ratio.paper}, {peers}", command]
-    )
-    what, epoch = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included", goals["epoch"]
-    ours, peers = shown(epoch.ours, "{0.value:.1f} s"), f"authors' {epoch.peers}"
-    lines.append([what, ours, peers, "`python bench/epoch.py --recipe ptb-drill-4`"])
+    what, ours = f"{what}multiple of tied weights'", shown(ratio.ours, "{0.value:.2f} times")
+    theirs = f"paper {ratio.paper}, authors' {peers(ratio)}"
+    lines.append([what, ours, theirs, "`python bench/step.py --dtype autocast`"])
+    what = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included"
+    ours, theirs = shown(epoch.ours, "{0.value:.1f} s"), f"authors' {peers(epoch)}"
+    lines.append([what, ours, theirs, "`python bench/epoch.py --recipe ptb-drill-4`"])
     lines.append(validation_perplexity(runs))
-    keys = (FINETUNED, f"{FINETUNED}+dynamic")
-    paper = "; ".join(str(PAPER[f"ptb-drill-4{each}"].test) for each in keys)
-    what = (
-        f"[test perplexity]({MODELS}) of `ptb-drill-4` after 500 epochs and 120 of finetuning; "
-        f"then with dynamic evaluation (paper {paper})"
-    )
+    paper = "; ".join(str(PAPER[f"ptb-drill-4{FINETUNED}{how}"].test) for how in ("", "+dynamic"))
+    what = f"[test perplexity]({MODELS}) of `ptb-drill-4` after 500 epochs and 120 of finetuning; "
+    what += f"{then} (paper {paper})"
     lines.append(study_row("ptb-full-length", "drill-4", what, "finetune", "dynamic"))
-    what = (
-        f"[the same]({MODELS}) after 215 epochs of the short recipe; then with dynamic evaluation"
-    )
+    what = f"[the same]({MODELS}) after 215 epochs of the short recipe; {then}"
     lines.append(study_row("ptb", "drill-4", what, "train", "dynamic"))
     what = f"[BLEU]({TRANSLATORS}) of `multi30k-drill`, English-German"
     lines += [study_row("multi30k", "drill", what, "train"), translations(runs)]
@@ -329,12 +302,11 @@ def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> list[str]:
 
 def losses(rows: Sequence[Row]) -> Iterator[list[str]]:
     """A tied head's loss and gradients over their matrix products alone, and its memory."""
-    found = [row for row in rows if row["benchmark"] == "loss" and row["size"] == "llm"]
-    timed = {row["name"]: row for row in found if "error" not in row}
+    headings, *lines = large_losses(rows)
+    found = {line[0]: dict(zip(headings, line, strict=True)) for line in lines}
 
     def over(name: str) -> str:
-        times = timed[name]["ms_median"] / timed["GEMM floor"]["ms_median"]
-        return f"{times:.2f} times, {timed[name]['working_bytes'] / 2**20:,.0f} MiB"
+        return f"{found[name]['x floor']} times, {found[name]['MiB beyond gradients']} MiB"
 
     what = f"time of a tied head's [loss]({SPEED}) at an LLM's size, as a multiple of its matrix "
     command = "`python bench/loss.py --size llm --dtype bfloat16 --no-bias --memory 64`"
@@ -346,16 +318,19 @@ def losses(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def validation_perplexity(runs: Sequence[report.Row]) -> list[str]:
-    """Early epochs, where there are several runs."""
-    name, over = "ptb-drill-4", range(16, 21)
-    own = [run for run in ledger.of_recipe(runs, name) if run.precision == "bfloat16"]
-    found = [run for run in own if {*over} <= ledger.validation(run).keys()]
-    ours = mean(ledger.validation(run)[epoch] for run in found for epoch in over)
+    """Early epochs, where there are several runs; divided by all tokens, as the published curve."""
+    name, over, found = "ptb-drill-4", range(16, 21), []
+    for run in runs:
+        if run.recipe == name and run.precision == "bfloat16":
+            curve = [valid for epoch, _, valid in run.curve if epoch in over and valid is not None]
+            # Old rows have no settings to look at.
+            if len(curve) == len(over) and (not run.settings or ledger.is_unchanged(run)):
+                found.append((run.seed, mean(curve)))
     theirs = np.interp(over, [*CURVES[name]], [*CURVES[name].values()]).mean()  # has gaps
     return [
         f"[validation perplexity]({MODELS}) of `{name}`, mean of epochs {over[0]} to {over[-1]}, "
-        f"{len(found)} runs of {len({run.seed for run in found})} seeds",
-        f"{ours:.1f}",
+        f"{len(found)} runs of {len({seed for seed, _ in found})} seeds",
+        f"{mean(each for _, each in found):.1f}",
         f"authors' published curve {theirs:.1f}",
         f"`drill train {name} --set training.epochs={over[-1]}`",
     ]
@@ -378,10 +353,10 @@ def study_table(name: str) -> Iterator[str]:
 def study_row(name: str, row: str, what: str, *stages: str) -> list[str]:
     """The mean score of a study's row by each stage, and its difference to tied weights."""
     states, cells = study(name), []
-    rows = {each.name: each for each in states.plan.rows}
     for stage in stages:
-        found = [finished_results(states, rows[each], stage) for each in (row, "tied")]
-        ours, tied = ([final_score(each[n], stage) for n in sorted(each)] for each in found)
+        found = results_by_row(states, stage)
+        _, test, *_ = stage_scores(stage, [*found[row].values()]).values()
+        ours, tied = ([test(x[seed]) for seed in sorted(x)] for x in (found[row], found["tied"]))
         by = paired_difference(ours, tied)
         change = f"difference {by.mean:+.2f}"
         if by.half is not None:
@@ -391,13 +366,6 @@ def study_row(name: str, row: str, what: str, *stages: str) -> list[str]:
     command = f"`drill study studies/{name}.toml --report`"
     seeds = f"mean of {len(ours)} seeds" if len(ours) > 1 else "one seed"
     return [f"{what}, {seeds}", own, f"tied weights {others}", command]
-
-
-def final_score(row: report.Row, stage: str) -> float:
-    """BLEU of a translator, test perplexity of a language model."""
-    trained = stage in ("train", "finetune")
-    last = row.test if trained else stage_results(row, stage)[-1]["perplexity"]
-    return row.extra.get("bleu", last)
 
 
 def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]:
@@ -420,12 +388,8 @@ def translations(runs: Sequence[report.Row]) -> list[str]:
 
 # -- files ----------------------------------------------------------------------------------------
 
-
-def renewed(text: str, name: str, lines: Iterable[str]) -> str:
-    """A page with ``lines`` between the marks of the table called ``name``."""
-    begin, end = f"<!-- {name}: python bench/tables.py -->", f"<!-- end of {name} -->"
-    before, rest = text.split(begin)
-    return "\n".join([before + begin, *lines, end + rest.split(end)[1]])
+MARKED = re.compile(r"(<!-- (\S+): python bench/tables.py -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+"""A table of a page, between comments with its name."""
 
 
 def read_rows(name: str) -> list[Row]:
@@ -436,24 +400,24 @@ def pages() -> dict[Path, str]:
     """Every file that is made from results/, as it should be."""
     rows, runs = read_rows("h200.jsonl"), report.read(ROOT / "results/runs.jsonl")
     tables = {
-        "README.md": {"headline": headline(rows, runs)},
-        "docs/figures.md": {
-            **{name: study_table(name) for name in STUDIES},
-            "bleu": ledger.bleu(compared_translators(runs)),
-            "layers": layers_and_losses(rows),
-            "aims": aims_table(rows),
-        },
+        "headline": headline(rows, runs),
+        "bleu": ledger.bleu(compared_translators(runs)),
+        "layers": layers_and_losses(rows),
+        "aims": aims_table(rows),
     }
+
+    def renewed(table: re.Match[str]) -> str:
+        begin, name, end = table.groups()
+        return begin + "\n".join([*(tables.get(name) or study_table(name)), end])
+
     times = ledger.recipe_times(runs, rows)
     found = {
         "docs/results.md": "\n".join([*results_page(rows, runs), ""]),
         "docs/results-cpu.md": "\n".join([*results_page(read_rows("cpu.jsonl")), ""]),
         "src/drill/recipes/measured.json": json.dumps(times, indent=2) + "\n",
     }
-    for page, own in tables.items():
-        found[page] = (ROOT / page).read_text()
-        for name, lines in own.items():
-            found[page] = renewed(found[page], name, lines)
+    for page in ("README.md", "docs/figures.md"):
+        found[page] = MARKED.sub(renewed, (ROOT / page).read_text())
     return {ROOT / path: text for path, text in found.items()}
 
 

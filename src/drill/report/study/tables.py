@@ -70,7 +70,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     """One line per row of the plan: means over seeds and differences to the baseline."""
     baseline, found = states.plan.baseline, results_by_row(states, stage)
     results = [(name, each) for name, group in found.items() for each in group.values()]
-    scores = _scores(stage, [each for _, each in results])
+    scores = stage_scores(stage, [each for _, each in results])
     base = found.get(baseline or "", {})
     plan_rows = {row.name: row for row in states.plan.rows}
     rows = []
@@ -146,7 +146,7 @@ def results_by_row(states: States, stage: str) -> dict[str, dict[int, Row]]:
     return {row.name: finished_results(states, row, stage) for row in rows}
 
 
-def _scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
+def stage_scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
     """The columns of a stage: a heading, and the figure of a result."""
     if stage in TRAINING:
         test = "BLEU" if any("bleu" in each.extra for each in results) else "test"
