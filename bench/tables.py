@@ -13,12 +13,11 @@ from statistics import mean
 from typing import NamedTuple
 
 import ledger_tables as ledger
-import numpy as np
 from columns import COLUMNS, Row, cells, section, title
 from setting import LARGE
 
 from drill import report
-from drill.report.results.paper import CURVES, FINETUNED, PAPER
+from drill.report.results.paper import PAPER
 from drill.report.study.plan import read_plan
 from drill.report.study.states import States
 from drill.report.study.statistics import paired_difference
@@ -273,9 +272,26 @@ COMPARED = "europarl"
 """The corpus whose layers are compared by single runs, not by a study."""
 
 
-def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> list[str]:
+def quality(runs: Sequence[report.Row]) -> list[str]:
+    """Test scores of tied weights and of the paper's layer, their difference, the paper's two."""
+    headings = ["test", "tied weights", "deep residual", "difference", "paper: both", "seeds", ""]
+    full, dynamic = "ptb-full-length", "the same with dynamic evaluation"
+    lines = [
+        headings,
+        study_row(full, "finetune", "drill-4", "Penn Treebank, published recipe", "finetune"),
+        study_row(full, "dynamic", "drill-4", dynamic, "finetune+dynamic"),
+        study_row("ptb", "train", "drill-4", "Penn Treebank, short training"),
+        study_row("ptb", "dynamic", "drill-4", dynamic),
+        study_row("demo", "train", "drill", "World English Bible, the demo"),
+        study_row("multi30k", "train", "drill", "Multi30k, BLEU"),
+        translations(runs),
+    ]
+    return markdown_table(lines, "lrrrrrl")
+
+
+def speed(rows: Sequence[Row]) -> list[str]:
     """What it is, ours, what to compare it with, and the command."""
-    goals, then = aims(rows), "then with dynamic evaluation"
+    goals = aims(rows)
     lstms, ratio, epoch = (goals[name] for name in ("lstms", "ratio", "epoch"))
     lines = [["", "ours", "compared with", "measured by"], *losses(rows)]
     what = f"[the three LSTMs]({MODELS}) of the paper's language model, a batch of Penn Treebank "
@@ -288,15 +304,6 @@ def headline(rows: Sequence[Row], runs: Sequence[report.Row]) -> list[str]:
     what = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included"
     ours, theirs = shown(epoch.ours, "{0.value:.1f} s"), f"authors' {peers(epoch)}"
     lines.append([what, ours, theirs, "`python bench/epoch.py --recipe ptb-drill-4`"])
-    lines.append(validation_perplexity(runs))
-    paper = "; ".join(str(PAPER[f"ptb-drill-4{FINETUNED}{how}"].test) for how in ("", "+dynamic"))
-    what = f"[test perplexity]({MODELS}) of `ptb-drill-4` after 500 epochs and 120 of finetuning; "
-    what += f"{then} (paper {paper})"
-    lines.append(study_row("ptb-full-length", "drill-4", what, "finetune", "dynamic"))
-    what = f"[the same]({MODELS}) after 215 epochs of the short recipe; {then}"
-    lines.append(study_row("ptb", "drill-4", what, "train", "dynamic"))
-    what = f"[BLEU]({TRANSLATORS}) of `multi30k-drill`, English-German"
-    lines += [study_row("multi30k", "drill", what, "train"), translations(runs)]
     return markdown_table(lines, "lrl")
 
 
@@ -317,25 +324,6 @@ def losses(rows: Sequence[Row]) -> Iterator[list[str]]:
     yield ["the same with `memory=64` MiB", over("drill triton, 64 MiB"), peer, command]
 
 
-def validation_perplexity(runs: Sequence[report.Row]) -> list[str]:
-    """Early epochs, where there are several runs; divided by all tokens, as the published curve."""
-    name, over, found = "ptb-drill-4", range(16, 21), []
-    for run in runs:
-        if run.recipe == name and run.precision == "bfloat16":
-            curve = [valid for epoch, _, valid in run.curve if epoch in over and valid is not None]
-            # Old rows have no settings to look at.
-            if len(curve) == len(over) and (not run.settings or ledger.is_unchanged(run)):
-                found.append((run.seed, mean(curve)))
-    theirs = np.interp(over, [*CURVES[name]], [*CURVES[name].values()]).mean()  # has gaps
-    return [
-        f"[validation perplexity]({MODELS}) of `{name}`, mean of epochs {over[0]} to {over[-1]}, "
-        f"{len(found)} runs of {len({seed for seed, _ in found})} seeds",
-        f"{mean(each for _, each in found):.1f}",
-        f"authors' published curve {theirs:.1f}",
-        f"`drill train {name} --set training.epochs={over[-1]}`",
-    ]
-
-
 def study(name: str) -> States:
     plan = read_plan(ROOT / f"studies/{name}.toml")
     return States(plan, ROOT / f"results/{plan.ledger}.jsonl", None)
@@ -350,22 +338,21 @@ def study_table(name: str) -> Iterator[str]:
         yield from [""] if stage != states.plan.stages[-1] else []
 
 
-def study_row(name: str, row: str, what: str, *stages: str) -> list[str]:
-    """The mean score of a study's row by each stage, and its difference to tied weights."""
-    states, cells = study(name), []
-    for stage in stages:
-        found = results_by_row(states, stage)
-        _, test, *_ = stage_scores(stage, [*found[row].values()]).values()
-        ours, tied = ([test(x[seed]) for seed in sorted(x)] for x in (found[row], found["tied"]))
-        by = paired_difference(ours, tied)
-        change = f"difference {by.mean:+.2f}"
-        if by.half is not None:
-            change += f", 95% interval {by.mean - by.half:+.2f} to {by.mean + by.half:+.2f}"
-        cells.append((f"{mean(ours):.2f}", f"{mean(tied):.2f}, {change}"))
-    own, others = ("; ".join(each) for each in zip(*cells, strict=True))
-    command = f"`drill study studies/{name}.toml --report`"
-    seeds = f"mean of {len(ours)} seeds" if len(ours) > 1 else "one seed"
-    return [f"{what}, {seeds}", own, f"tied weights {others}", command]
+def study_row(name: str, stage: str, row: str, what: str, paper: str = "") -> list[str]:
+    """A line of ``quality`` from a row of a study and its baseline."""
+    states = study(name)
+    found = results_by_row(states, stage)
+    _, test, *_ = stage_scores(stage, [*found[row].values()]).values()
+    both = found[states.plan.baseline], found[row]
+    tied, ours = ([test(results[seed]) for seed in sorted(found[row])] for results in both)
+    by = paired_difference(ours, tied)
+    change = f"{by.mean:+.2f}"
+    if by.half is not None:
+        change += f" ({by.mean - by.half:+.2f} to {by.mean + by.half:+.2f})"
+    published = [PAPER[f"{each}-{paper}"].test for each in ("ptb-tied", "ptb-drill-4") if paper]
+    scores = [f"{mean(tied):.2f}", f"{mean(ours):.2f}", change]
+    scores += [", ".join(map(str, published)), str(len(ours))]
+    return [what, *scores, f"`drill study studies/{name}.toml --report`"]
 
 
 def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]:
@@ -377,12 +364,14 @@ def translations(runs: Sequence[report.Row]) -> list[str]:
     wanted, found = ("deep-residual 2", ledger.BASE), reversed(compared_translators(runs).values())
     pairs = [[layers[each] for each in wanted] for layers in found if {*wanted} <= {*layers}]
     ours, tied = max(pairs, key=lambda pair: min(map(len, pair)))
-    settings = ", settings there" if any(row.changes for row in ours) else ""
+    scores = [ledger.mean_bleu(tied), ledger.mean_bleu(ours)]
     return [
-        f"[BLEU]({TRANSLATORS}) of `{COMPARED}-drill`, English-German, mean of {len(ours)} seeds",
-        f"{ledger.mean_bleu(ours):.2f}",
-        f"tied weights {ledger.mean_bleu(tied):.2f}",
-        f"`drill train {COMPARED}-drill --seed 1`{settings}",
+        "Europarl, BLEU",
+        *(f"{score:.2f}" for score in scores),
+        f"{scores[1] - scores[0]:+.2f}",
+        "",
+        str(len(ours)),
+        f"[settings]({TRANSLATORS})",
     ]
 
 
@@ -400,7 +389,8 @@ def pages() -> dict[Path, str]:
     """Every file that is made from results/, as it should be."""
     rows, runs = read_rows("h200.jsonl"), report.read(ROOT / "results/runs.jsonl")
     tables = {
-        "headline": headline(rows, runs),
+        "quality": quality(runs),
+        "speed": speed(rows),
         "bleu": ledger.bleu(compared_translators(runs)),
         "layers": layers_and_losses(rows),
         "aims": aims_table(rows),

@@ -26,9 +26,3 @@ PAPER: Mapping[str, Perplexities] = {
 }
 PAPER_BLEU: Mapping[str, float] = _FIGURES["bleu"]
 """English-German, newstest2014, over tokenised text; of the test alone."""
-
-CURVES: Mapping[str, Mapping[int, float]] = {
-    name: {int(epoch): value for epoch, value in curve.items()}
-    for name, curve in _FIGURES["curves"].items()
-}
-"""Epoch -> validation perplexity, divided by all tokens: the authors' logs of their own runs."""
