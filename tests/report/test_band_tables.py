@@ -33,7 +33,7 @@ def test_changes_both_ways():
     changes = [
         BandChange(0, 1, 0, 0, math.nan, math.nan),
         BandChange(1, 50, 4116, 9000, 17.55, 2.29, 0.1234, sure=41),
-        BandChange(50, None, 861, 7000, -0.004, math.inf, 0.0001),
+        BandChange(50, 100, 861, 7000, -0.004, math.inf, 0.0001),
     ]
     table = changes_table(TextBands({"drill": BANDS}, {"tied": changes}))
     assert table.notes[0].startswith("Change of loss against drill, negative is better: ")
@@ -42,22 +42,15 @@ def test_changes_both_ways():
     ]  # fmt: skip
     assert [list(row) for row in table.rows] == [
         ["1 to 49", "4,116", "9,000", "+0.123", "+17.55", "+2.29"],
-        ["50 and more", "861", "7,000", "0.000", "0.00", "+inf"],
+        ["50 to 99", "861", "7,000", "0.000", "0.00", "+inf"],
     ]
     assert "left out" not in table.notes[0]
-
-
-def test_ratios_to_words_that_are_all_but_certain_are_left_out_and_the_note_says_so():
-    changes = [
-        BandChange(1, 50, 20, 90, 1203.22, 2.0, 0.004, sure=15),
-        BandChange(50, None, 800, 7000, 1.5, 2.5, 0.02, sure=8),
-    ]
+    # Ratios to words that are all but certain are left out, and the note says so.
+    changes.append(BandChange(100, None, 20, 90, 1203.22, 2.0, 0.004, sure=15))
     table = changes_table(TextBands({"drill": BANDS}, {"tied": changes}))
-    assert [list(row) for row in table.rows] == [
-        ["1 to 49", "20", "90", "+0.004", "", "+2.00"],
-        ["50 and more", "800", "7,000", "+0.020", "+1.50", "+2.50"],
-    ]
-    assert "1 to 49: 15 of 20 words" in table.notes[0]
+    assert [*table.rows[-1]] == ["100 and more", "20", "90", "+0.004", "", "+2.00"]
+    assert "left out" in table.notes[0]
+    assert "(100 and more: 15 of 20 words)" in table.notes[0]
 
 
 ACCURACY = [AccuracyBand(0, 1, 0, 0, 0, 0), AccuracyBand(1, 5, 2, 4, 4, 1)]
