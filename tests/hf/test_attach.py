@@ -395,10 +395,26 @@ def test_untied_model_can_share_its_embedding():
     torch.testing.assert_close(logits(fold(model)), logits(model))
 
 
+INNER = [
+    ({"name": "deep-residul"}, ValueError, "; did you mean deep-residual"),
+    ({"depth": 2}, TypeError, "; did you mean depth of deep-residual"),
+    ({"dept": 1}, TypeError, "TiedSoftmax.*dept"),
+    ("deep-residual", TypeError, "inner must be a dict"),
+]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "key"),
     [
-        ({"layer": "lm_head"}, ValueError, "layer"),
+        ({"layer": "deep-residul"}, ValueError, "; did you mean deep-residual"),
+        ({"layer": 4}, ValueError, "; known are"),
+        ({"layer": "deep-residual", "dept": 2}, TypeError, "; did you mean depth"),
+        ({"experts": 2}, TypeError, "; did you mean experts of mixture or mixtape or doc"),
+        ({"layer": "adaptive", "zero_start": False}, TypeError, "AdaptiveSoftmax needs .* cutoffs"),
+        *(
+            ({"layer": "mixture", "zero_start": False, "inner": inner}, *said)
+            for inner, *said in INNER
+        ),
         *(({"layer": name, **WRAPPERS[name]}, ValueError, "zero_start") for name in WRAPPERS),
         ({"layer": "softcap", "inner": {"name": "mixture"}}, ValueError, "inner"),
         ({"layer": "dual"}, ValueError, "zero_start"),
@@ -406,11 +422,6 @@ def test_untied_model_can_share_its_embedding():
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
         ({"layer": "tied", "depth": 1}, TypeError, "depth of deep-residual"),
-        (
-            {"layer": "softcap", "inner": {"dept": 1}, "zero_start": False},
-            TypeError,
-            "TiedSoftmax.*dept",
-        ),
         ({"layer": "tied", "inner": {}}, TypeError, "inner"),
         ({"gate": "frequency", "counts": {0: 3}}, ValueError, "counts"),
         ({"tie": True}, ValueError, "tie"),
@@ -471,29 +482,6 @@ def test_models_whose_head_cannot_be_replaced():
     )
     with pytest.raises(TypeError, match="input_features"):
         attach(whisper)
-
-
-@pytest.mark.parametrize(
-    ("error", "layer", "options", "meant"),
-    [
-        (ValueError, "deep-residul", {}, "deep-residual"),
-        (ValueError, 4, {}, "known are"),
-        (TypeError, "deep-residual", {"dept": 2}, "depth"),
-        (TypeError, "deep-residual", {"experts": 2}, "experts of mixture or mixtape or doc"),
-        (ValueError, "mixture", {"inner": {"name": "deep-residul"}}, "deep-residual"),
-        (TypeError, "mixture", {"inner": {"depth": 2}}, "depth of deep-residual"),
-    ],
-)
-def test_a_misspelt_layer_or_option_names_the_nearest(error, layer, options, meant):
-    with pytest.raises(error, match=f"; (did you mean )?{meant}"):
-        attach(build("llama"), layer, **options, zero_start=layer != "mixture")
-
-
-def test_an_inner_layer_is_a_dict_and_options_without_a_default_are_needed():
-    with pytest.raises(TypeError, match="inner must be a dict"):
-        attach(build("llama"), "mixture", inner="deep-residual", zero_start=False)
-    with pytest.raises(TypeError, match="AdaptiveSoftmax needs the option cutoffs"):
-        attach(build("llama"), "adaptive", zero_start=False)
 
 
 def test_another_head_than_the_one_attached_raises():
