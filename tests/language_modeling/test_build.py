@@ -130,9 +130,9 @@ def test_environment_of_a_run(run):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant", "inverse-sqrt"])
-def test_more_epochs_warn_if_they_change_the_schedule(tmp_path, text_folder, caplog, schedule):
-    changes = ["optimizer.name=adamw", f"optimizer.schedule={schedule}", "training.epochs=1"]
+def test_more_epochs_warn_if_they_change_the_schedule(tmp_path, text_folder, caplog):
+    """test_resume_checks has which schedules they change."""
+    changes = ["optimizer.name=adamw", "optimizer.schedule=cosine", "training.epochs=1"]
 
     def messages() -> list[str]:  # but for those on how little was learnt
         return [each.getMessage() for each in caplog.records if each.name != TRAINING_LOG]
@@ -141,9 +141,8 @@ def test_more_epochs_warn_if_they_change_the_schedule(tmp_path, text_folder, cap
         train(small(text_folder, *changes), tmp_path / "run", device="cpu")
     assert messages() == []
     train(small(text_folder, *changes, "training.epochs=2"), tmp_path / "run", device="cpu")
-    assert len(messages()) == (schedule != "inverse-sqrt")  # the others warm up by progress
-    for message in messages():
-        assert "training.epochs 1 -> 2" in message
+    (message,) = messages()
+    assert "training.epochs 1 -> 2" in message
 
 
 def test_seed_determines_the_run(tmp_path, text_folder, run):
