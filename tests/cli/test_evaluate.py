@@ -271,7 +271,6 @@ def test_evaluations_belong_to_the_weights_they_are_of(run_cli, workspace):
     [
         ("evaluate nowhere", "nowhere: "),
         ("evaluate runs/tiny --losses x.npy", "--losses: "),
-        ("evaluate runs/tiny --device tpu", "device tpu: "),
         ("evaluate runs/tiny --device meta", "device meta: "),
         ("evaluate runs/tiny --text nowhere", "nowhere: "),
         ("evaluate runs/tiny --text empty", "empty: "),
