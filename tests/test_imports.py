@@ -126,6 +126,20 @@ def test_every_room_imports_only_rooms_below_it():
     assert faults(SOURCE) == []
 
 
+def test_only_layers_know_each_other_by_class():
+    """Other rooms ask for an attribute: a new layer must not need a line in them."""
+    from drill.layers import LAYERS
+
+    concrete = {kind.__name__ for kind in LAYERS.values()}
+    for path in (SOURCE / "drill").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = ast.unparse(node) if isinstance(node, ast.Call | ast.Compare) else ""
+            if isinstance(node, ast.Compare) or text.startswith(("isinstance(", "issubclass(")):
+                where = path.relative_to(SOURCE / "drill")
+                named = concrete.intersection(re.findall(r"\w+", text))
+                assert not named or where.parts[0] == "layers", f"{where}:{node.lineno}: {text}"
+
+
 def test_the_package_imports_lazily_and_without_any_extra():
     modules = ["drill.tasks", "drill.report.study.runner", "drill.cli.app"]
     modules += [f"drill.cli.{path.stem}" for path in (SOURCE / "drill" / "cli").glob("[a-z]*.py")]

@@ -20,7 +20,7 @@ from transformers.utils.generic import can_return_tuple
 from drill.errors import nearest
 from drill.hf.head import Head
 from drill.kernels.loss.checks import IGNORE_INDEX
-from drill.layers import LAYERS, Mixtape, OutputLayer
+from drill.layers import LAYERS, OutputLayer
 
 if TYPE_CHECKING:
     from typing import Any as Stock  # whatever class comes behind these two in a subclass
@@ -172,8 +172,7 @@ class AttachedModel(Stock):
         for each in (options, options.get(INNER, {})):
             if "counts" in each:
                 each["counts"] = (each["counts"] + size * [0])[:size]
-        if isinstance(head.layer, Mixtape):
-            options["gates"] = head.layer.gates
+        options.update({key: getattr(head.layer, key) for key in head.layer.kept_by_resize})
         return head
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:

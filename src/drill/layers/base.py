@@ -69,6 +69,14 @@ class OutputLayer(nn.Module, abc.ABC):
 
     static_shapes: ClassVar[bool] = False
     """Whether no size inside a loss depends on the targets, as a CUDA graph of a step requires."""
+    trains_all_parameters: ClassVar[bool] = False
+    """Whether each loss reaches every parameter, as losses of static shapes do, for DDP."""
+    takes_label_smoothing: ClassVar[bool] = True
+    """Whether the loss in training has the probabilities of all labels, which smoothing needs."""
+    weights_depend_on_counts: ClassVar[bool] = False
+    """Whether weights mean something else with other ``counts``: ``init_from`` keeps these then."""
+    kept_by_resize: ClassVar[tuple[str, ...]] = ()
+    """Options that depend on V by default, but not after ``resize``; a saved model has them."""
 
     @property
     @abc.abstractmethod
@@ -266,6 +274,8 @@ class MatrixLayer(OutputLayer):
     static_shapes = True
     scales_with_embedding: ClassVar[bool] = False
     """Whether logits grow with E, so that an E of N(0, 1) is worth a warning."""
+    encodes_inputs: bool = False
+    """Whether a model embeds input words by the layer, too, as by ``DeepResidual.embed``."""
 
     def __init__(
         self, embedding: nn.Embedding | LabelSource, hidden_size: int, bias: bool, joint_size: int

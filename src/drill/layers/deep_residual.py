@@ -183,7 +183,7 @@ class DeepResidual(MatrixLayer):
         self.gate = one_of(name, "gate", gate, get_args(Gate))
         self.gate_count = check_positive(name, "gate_count", gate_count)
         self.correction = check_integer(name, "correction", correction, minimum=0)
-        self.apply_to = apply_to
+        self.apply_to, self.encodes_inputs = apply_to, apply_to != "output"
         self._inputs: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
         maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))

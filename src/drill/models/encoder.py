@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
-from drill.layers.deep_residual import DeepResidual
 from drill.layers.label_source import LabelSource
 
 State = tuple[tuple[Tensor, ...], ...]
@@ -91,12 +90,9 @@ class Encoder(nn.Module, abc.ABC):
         return map_state(Tensor.detach, state)
 
 
-def input_encoder(layer: OutputLayer) -> DeepResidual | None:
+def input_encoder(layer: OutputLayer) -> Any:
     """The label encoder that embeds the input words, too; None if they are rows of E."""
-    matrix = layer.matrix
-    if isinstance(matrix, DeepResidual) and matrix.apply_to != "output":
-        return matrix
-    return None
+    return layer.matrix if layer.matrix is not None and layer.matrix.encodes_inputs else None
 
 
 @contextmanager

@@ -63,8 +63,8 @@ def check_optimizer(settings: Settings, model: nn.Module) -> None:
 
 def kernel_error(settings: Settings, error: ValueError) -> SettingsError:
     """The error for a kernel that this machine does not have."""
-    key = "encoder.impl"
-    if isinstance(error, ArgumentError) and error.owner == "DeepResidual":  # alone or wrapped
+    key, owners = "encoder.impl", [kind.__name__ for kind in LAYERS.values()]
+    if isinstance(error, ArgumentError) and error.owner in owners:  # a layer, alone or wrapped
         key = f"layer.{INNER}.impl" if INNER in settings.layer else "layer.impl"
     return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drill.errors import SettingsError
-from drill.layers import SampledSoftmax
 from drill.models.language_model import LanguageModel
 from drill.models.translator import Translator
 from drill.training.run.checkpoint import full_tensor
@@ -109,7 +108,7 @@ def data_parallel(model: LanguageModel | Translator, world: World) -> nn.Module:
     if world.size == 1 or is_sharded(model):
         return model
     # A step of an adaptive softmax, or of a user's layer, may leave out parameters.
-    unused = not (model.layer.static_shapes or isinstance(model.layer, SampledSoftmax))
+    unused = not (model.layer.static_shapes or model.layer.trains_all_parameters)
     return DistributedDataParallel(model, find_unused_parameters=unused)
 
 

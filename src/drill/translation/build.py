@@ -13,7 +13,7 @@ from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
 from drill.data.parallel.pairs import TranslationData, translation_data
 from drill.data.subwords import cached_subwords
 from drill.errors import DrillError, RunFolderError, SettingsError
-from drill.layers import LAYERS, AdaptiveSoftmax, Mixtape, SampledSoftmax
+from drill.layers import LAYERS
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
@@ -81,7 +81,7 @@ def dry_run(settings: Settings, world: World, words: int) -> None:
         model = translator(settings, words, lambda: [1] * words, "meta")
     check_optimizer(settings, model)
     check_memory(model.parameters())
-    if isinstance(model.layer, SampledSoftmax) and settings.training["label_smoothing"]:
+    if settings.training["label_smoothing"] and not model.layer.takes_label_smoothing:
         raise SettingsError(
             "training.label_smoothing: needs the probabilities of all labels, which a sampled "
             "layer does not compute; set it to 0"
@@ -135,8 +135,9 @@ def translation_start(settings: Settings, path: Path | str) -> RunFolder:
 
 def uses_counts(settings: Settings) -> bool:
     """Whether the meaning of the weights depends on the label counts of their training text."""
-    gates = (table.get("gate") for table in (settings.layer, settings.layer.get(INNER, {})))
-    return LAYERS[settings.layer[NAME]] in (AdaptiveSoftmax, Mixtape) or "frequency" in gates
+    tables = (settings.layer, settings.layer.get(INNER, settings.layer))
+    by_class = any(LAYERS[table[NAME]].weights_depend_on_counts for table in tables)
+    return by_class or "frequency" in (table.get("gate") for table in tables)
 
 
 def _of_the_model(key: str) -> bool:

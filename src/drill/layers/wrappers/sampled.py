@@ -50,6 +50,9 @@ class SampledSoftmax(WrappingLayer):
         generator: on the device of the hidden states (for MPS, on the CPU); torch's by default.
     """
 
+    trains_all_parameters = True
+    takes_label_smoothing = False
+
     def __init__(
         self,
         layer: MatrixLayer,
