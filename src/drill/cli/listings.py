@@ -5,7 +5,7 @@ import json
 import os
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -140,8 +140,9 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
 
     unused = _without_effect(settings)
     special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
-    for table, values, call, names in _tables(settings):
-        arguments = settable_arguments(call)
+    for table, values, calls in _tables(settings):
+        names = calls if isinstance(calls, Mapping) else {}
+        arguments = settable_arguments(names[values["name"]] if names else calls)
         for key, value in values.items():
             if isinstance(value, dict) or f"{table}.{key}" in unused:  # a wrapped layer has a table
                 continue
@@ -193,37 +194,15 @@ def type_name(annotation: Any) -> str:
     return " | ".join(names)
 
 
-def _tables(
-    settings: "Settings",
-) -> Iterator[tuple[str, dict[str, Any], Callable[..., Any], Iterable[str]]]:
-    """Every table, what it is called with, and the names that it can have."""
-    from drill.data import Filters, Subwords, WordFeatures, read_corpus, read_parallel_corpus
-    from drill.layers import LAYERS
-    from drill.models import ENCODERS
-    from drill.models.transformer.transformer import Transformer
-    from drill.training.optim import OPTIMIZERS
-    from drill.training.options import LanguageModelOptions, TranslationOptions
-    from drill.training.settings import INNER, TRANSLATION
+def _tables(settings: "Settings") -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Every table, its values, and what it calls: one callable, or several by name."""
+    from drill.training.settings import INNER, TASKS
 
-    translates = settings.task == TRANSLATION
-    encoders = {"transformer": Transformer} if translates else ENCODERS
-    calls: dict[str, Any] = {
-        "data": read_parallel_corpus if translates else read_corpus,
-        "filters": Filters,
-        "subwords": Subwords.train,
-        "encoder": encoders,
-        "labels": WordFeatures,
-        "layer": LAYERS,
-        f"layer.{INNER}": LAYERS,
-        "optimizer": OPTIMIZERS,
-        "training": TranslationOptions if translates else LanguageModelOptions,
-    }
-    tables = settings.tables()
-    for table, known in calls.items():
-        values = tables["layer"].get(INNER) if table.endswith(INNER) else tables.get(table)
-        if values is not None:
-            names = known if isinstance(known, dict) else {}
-            yield table, values, names[values["name"]] if names else known, names
+    for table, values in settings.tables().items():
+        calls, _ = TASKS[settings.task][table]
+        yield table, values, calls
+        if INNER in values:
+            yield f"{table}.{INNER}", values[INNER], calls
 
 
 def _toml(value: Any) -> str:

@@ -36,6 +36,9 @@ FILES_ONLY = ("training.checkpoint_seconds", "training.log_every")
 KERNELS = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.impl")
 """Settings that select kernels: results are the same up to rounding."""
 
+Checks = dict[str, tuple[Any, Callable[[str, Table, Any], Table]]]
+"""By table: what it calls, maybe one of several by name, and what checks and fills it."""
+
 LIMITS = ("training.epochs", "training.max_steps", "training.max_minutes")
 MAY_CHANGE_ON_RESUME = (*LIMITS, *FILES_ONLY, *KERNELS)
 
@@ -136,7 +139,9 @@ def resolve_settings(tables: Mapping[str, Any]) -> Settings:
             raise SettingsError(f"must be {meaning}, got {tables[key]!r}", key=key)
     usual = ENCODER_DEFAULTS.get(tables.get("encoder", {}).get(NAME), {})
     tables = {**tables, **{key: {**usual[key], **tables.get(key, {})} for key in usual}}
-    checked: dict[str, Any] = {name: check(tables.get(name, {})) for name, check in checks.items()}
+    checked: dict[str, Any] = {
+        name: check(name, tables.get(name, {}), calls) for name, (calls, check) in checks.items()
+    }
     return Settings(
         tables.get("recipe") or "own", init_from=tables.get(INIT_FROM), task=task, **checked
     )
@@ -148,14 +153,12 @@ ENCODER_DEFAULTS: dict[str, dict[str, Table]] = {
 """Defaults of other tables that depend on the encoder; those of the options are for LSTMs."""
 
 
-def _settings_by_name(
-    tables: Mapping[str, Any], checks: Mapping[str, Callable[[Table], Table]]
-) -> dict[str, str]:
+def _settings_by_name(tables: Mapping[str, Any], checks: Checks) -> dict[str, str]:
     """``epochs`` -> ``training.epochs``, ``name`` -> ``encoder.name or layer.name or ...``."""
     found = {name: [name] for name in ABOVE_TABLES}
-    for table, check in checks.items():
+    for table, (calls, check) in checks.items():
         try:
-            known = check(tables.get(table, {}))
+            known = check(table, tables.get(table, {}), calls)
         except SettingsError:  # reported once this one is fixed
             continue
         for name in known:
@@ -184,9 +187,9 @@ def _check_sizes(where: str, table: Table) -> Table:
     return table
 
 
-def _encoder(table: Table) -> Table:
-    table = {"embedding_dim": 400, **with_name("encoder", table, ENCODERS, "awd-lstm")}
-    return _filled_encoder(table, ENCODERS[table[NAME]], choices=ENCODERS)
+def _encoder(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
+    table = {"embedding_dim": 400, **with_name(where, table, kinds, "awd-lstm")}
+    return _filled_encoder(table, kinds[table[NAME]], choices=kinds)
 
 
 def _filled_encoder(
@@ -202,8 +205,8 @@ def _filled_encoder(
     return _check_sizes("encoder", table)
 
 
-def _labels(table: Table) -> Table:
-    table = with_defaults("labels", table, WordFeatures)
+def _labels(where: str, table: Table, kind: Callable[..., Any]) -> Table:
+    table = with_defaults(where, table, kind)
     if table["free_row"] and table["source"] == "table":
         raise SettingsError(
             "is for another labels.source; a table has a row for every word", key="labels.free_row"
@@ -216,40 +219,40 @@ def wraps(kind: type[OutputLayer]) -> bool:
     return not issubclass(kind, MatrixLayer)
 
 
-def _layer(table: Table, where: str = "layer") -> Table:
-    table = with_name(where, table, LAYERS, "tied")
-    kind = LAYERS[table[NAME]]
+def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
+    table = with_name(where, table, kinds, "tied")
+    kind = kinds[table[NAME]]
     if not wraps(kind):
         if INNER in table:
-            outer = ", ".join(name for name, kind in LAYERS.items() if wraps(kind))
+            outer = ", ".join(name for name, kind in kinds.items() if wraps(kind))
             raise SettingsError(
                 f"{table[NAME]} wraps no other layer; leave it out, or choose {outer}",
                 key=f"{where}.{INNER}",
             )
-        table = with_defaults(where, table, kind, also=(NAME,), choices=LAYERS)
+        table = with_defaults(where, table, kind, also=(NAME,), choices=kinds)
         return _check_sizes(where, table)
     inner = table.get(INNER, {})
     if not isinstance(inner, dict):
         key = f"{where}.{INNER}"
         raise SettingsError(f"must be a table, got {inner!r}; write [{key}]", key=key)
-    inner = _layer(inner, f"{where}.{INNER}")
-    if wraps(LAYERS[inner[NAME]]):
+    inner = _layer(f"{where}.{INNER}", inner, kinds)
+    if wraps(kinds[inner[NAME]]):
         raise SettingsError(
             f"must be a layer of one matrix inside {table[NAME]}, got {inner[NAME]}",
             key=f"{where}.{INNER}.{NAME}",
         )
-    return {**with_defaults(where, table, kind, also=(NAME, INNER), choices=LAYERS), INNER: inner}
+    return {**with_defaults(where, table, kind, also=(NAME, INNER), choices=kinds), INNER: inner}
 
 
-def _optimizer(table: Table, default: str = "nt-asgd") -> Table:
-    table = with_name("optimizer", table, OPTIMIZERS, default)
-    return with_defaults(
-        "optimizer", table, OPTIMIZERS[table[NAME]], also=(NAME,), choices=OPTIMIZERS
-    )
+def _optimizer(
+    where: str, table: Table, kinds: Mapping[str, Any], default: str = "nt-asgd"
+) -> Table:
+    table = with_name(where, table, kinds, default)
+    return with_defaults(where, table, kinds[table[NAME]], also=(NAME,), choices=kinds)
 
 
-def _optimizer_of_translators(table: Table) -> Table:
-    filled = _optimizer(table, "adamw")
+def _optimizer_of_translators(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
+    filled = _optimizer(where, table, kinds, "adamw")
     if filled.get("average_from") is not None:
         raise SettingsError(
             "is for language models; a translator averages the weights of its last validations: "
@@ -269,9 +272,9 @@ def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
     return filled
 
 
-def _transformer(table: Table) -> Table:
+def _transformer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
     """Check the table and replace ``preset`` by its sizes."""
-    table = with_name("encoder", table, {"transformer": Transformer}, "transformer")
+    table = with_name(where, table, kinds, "transformer")
     preset = table.pop("preset", "base")
     if not isinstance(preset, str) or preset not in PRESETS:
         near = nearest(str(preset), list(PRESETS))
@@ -279,29 +282,29 @@ def _transformer(table: Table) -> Table:
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
     if type(table["shared"]) is not bool:
         raise SettingsError(f"must be true or false, got {table['shared']!r}", key="encoder.shared")
-    return _filled_encoder(table, Transformer, "shared", choices={})
+    return _filled_encoder(table, kinds[table[NAME]], "shared", choices={})
 
 
-TASKS: dict[str, dict[str, Callable[[Table], Table]]] = {
+TASKS: dict[str, Checks] = {
     LANGUAGE_MODEL: {
-        "data": lambda table: with_defaults("data", table, read_corpus),
-        "encoder": _encoder,
-        "labels": _labels,
-        "layer": _layer,
-        "optimizer": _optimizer,
-        "training": lambda table: _checked("training", table, LanguageModelOptions),
+        "data": (read_corpus, with_defaults),
+        "encoder": (ENCODERS, _encoder),
+        "labels": (WordFeatures, _labels),
+        "layer": (LAYERS, _layer),
+        "optimizer": (OPTIMIZERS, _optimizer),
+        "training": (LanguageModelOptions, _checked),
     },
     TRANSLATION: {
-        "data": lambda table: with_defaults("data", table, read_parallel_corpus),
-        "filters": lambda table: _checked("filters", table, Filters),
-        "subwords": lambda table: with_defaults("subwords", table, Subwords.train),
-        "encoder": _transformer,
-        "layer": _layer,
-        "optimizer": _optimizer_of_translators,
-        "training": lambda table: _checked("training", table, TranslationOptions),
+        "data": (read_parallel_corpus, with_defaults),
+        "filters": (Filters, _checked),
+        "subwords": (Subwords.train, with_defaults),
+        "encoder": ({"transformer": Transformer}, _transformer),
+        "layer": (LAYERS, _layer),
+        "optimizer": (OPTIMIZERS, _optimizer_of_translators),
+        "training": (TranslationOptions, _checked),
     },
 }
-"""The tables of every task, each with what checks and fills it."""
+"""The tables of every task."""
 
 
 # -- writing ---------------------------------------------------------------------------------------
