@@ -64,7 +64,7 @@ def test_settings_lists_every_setting(run_cli, cli_output, name):
     rows = {row["key"]: row for row in json.loads(out)}
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
     flat = flatten(recipe(path, ["training.epochs=7"]).tables())
-    assert flat.keys() - rows.keys() <= {"optimizer.ema_decay"} | OF_ENCODERS | OF_SCHEDULES
+    assert flat.keys() - rows.keys() <= OF_ENCODERS | OF_SCHEDULES
     assert all(row["value"] == flat[key] for key, row in rows.items())
     assert rows["training.epochs"]["value"] == 7
     assert all(row["type"] for row in rows.values())
@@ -86,13 +86,9 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     changes = [[f"layer.name={name}"] for name in LAYERS if name != "adaptive"]
     changes += [["layer.name=adaptive", "layer.cutoffs=[2]"]]
     changes += [[f"optimizer.name={name}"] for name in OPTIMIZERS]
-    adamw = "optimizer.name=adamw"
-    changes += [[adamw, "optimizer.schedule=inverse-sqrt"]]
-    changes += [[adamw, "optimizer.average=ema", "optimizer.average_from=0.5"]]
+    changes += [["optimizer.name=adamw", "optimizer.schedule=inverse-sqrt"]]
     recipes = ("demo-tied", "gpt-demo", "ptb-rhn-tied", "mt-demo-tied")
     for name, each in itertools.product(recipes, changes):
-        if name == "mt-demo-tied" and any("average" in change for change in each):
-            continue  # translators average checkpoints
         for row in _rows(recipe(name, each)):
             assert row.description, row.key
             described.add(row.key.replace(".inner.", "."))

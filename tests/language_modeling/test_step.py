@@ -65,7 +65,7 @@ REGULARISED = pytest.mark.parametrize(
 # The average starts inside an epoch, between two segments.
 LATE = {"schedule": "linear", "average_from": 0.45}
 late_sgd = partial(Sgd, **LATE, hold=0.3)
-late_adamw = partial(AdamW, **LATE, average="ema", ema_decay=0.9)
+late_adamw = partial(AdamW, **LATE)
 
 
 def new_state(device="cpu"):

@@ -396,6 +396,15 @@ def test_settings_of_an_older_version_are_read_from_ledgers_alone(tmp_path):
     assert with_new_names(tomllib.loads(old)) == tomllib.loads(text)
 
 
+def test_settings_that_were_removed_are_read_where_they_change_nothing():
+    settings = recipe("gpt-demo")
+    tables = settings.to_dict()
+    tables["optimizer"] |= {"average": "tail", "ema_decay": 0.999}
+    assert resolve_settings(tables) == settings
+    with pytest.raises(SettingsError, match=r"optimizer\.average: unknown setting"):
+        recipe("gpt-demo", ["optimizer.average=ema"])
+
+
 # -- the docs -------------------------------------------------------------------------------------
 
 DOCS = Path(__file__).parents[2] / "docs"

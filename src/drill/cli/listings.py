@@ -159,7 +159,7 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
 
 
 def _without_effect(settings: "Settings") -> set[str]:
-    """Settings that nothing reads with this schedule, average and encoder."""
+    """Settings that nothing reads with this schedule and encoder."""
     from drill.models import ENCODERS
     from drill.training.optim.schedules import SCHEDULES
 
@@ -167,8 +167,6 @@ def _without_effect(settings: "Settings") -> set[str]:
     every = {key for schedule in SCHEDULES.values() for key in schedule.reads}
     read = SCHEDULES[optimizer["schedule"]].reads if "schedule" in optimizer else ()
     unused = {f"optimizer.{key}" for key in every.difference(read)}
-    if optimizer.get("average") != "ema":
-        unused.add("optimizer.ema_decay")
     if encoder is not None and encoder.carries_state:
         unused.add("training.fsdp")
     elif encoder is not None:
@@ -180,7 +178,7 @@ def _without_effect(settings: "Settings") -> set[str]:
 
 
 def type_name(annotation: Any) -> str:
-    """``int``, ``float | none``, ``list[int]``, ``tail | ema``."""
+    """``int``, ``float | none``, ``list[int]``, ``input | output``."""
     from drill.training.schema import alternatives
 
     names: list[str] = []

@@ -39,6 +39,9 @@ KERNELS = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.im
 Checks = dict[str, tuple[Any, Callable[[str, Table, Any], Table]]]
 """By table: what it calls, maybe one of several by name, and what checks and fills it."""
 
+REMOVED = {"optimizer.average": "tail", "optimizer.ema_decay": 0.999}
+"""Settings that older runs and ledgers have, with the values that change nothing."""
+
 LIMITS = ("training.epochs", "training.max_steps", "training.max_minutes")
 MAY_CHANGE_ON_RESUME = (*LIMITS, *FILES_ONLY, *KERNELS)
 
@@ -247,6 +250,7 @@ def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
 def _optimizer(
     where: str, table: Table, kinds: Mapping[str, Any], default: str = "nt-asgd"
 ) -> Table:
+    table = {k: v for k, v in table.items() if (f"{where}.{k}", v) not in REMOVED.items()}
     table = with_name(where, table, kinds, default)
     return with_defaults(where, table, kinds[table[NAME]], also=(NAME,), choices=kinds)
 

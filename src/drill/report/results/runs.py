@@ -26,7 +26,7 @@ from drill.report.results.run_files import (
     read_table,
 )
 from drill.training.run.folder import RunFolder, nearest_run
-from drill.training.settings import FILES_ONLY, flatten, recipe
+from drill.training.settings import FILES_ONLY, REMOVED, flatten, recipe
 
 
 class RunError(ReportError):
@@ -216,7 +216,7 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
 
 
 SEED = "training.seed"
-NOT_A_CHANGE = ("recipe", SEED, "training.cuda_graphs", *FILES_ONLY)
+NOT_A_CHANGE = ("recipe", SEED, "training.cuda_graphs", *FILES_ONLY, *REMOVED)
 """Keys that do not change what is trained, or have a column of their own."""
 
 

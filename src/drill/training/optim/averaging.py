@@ -7,7 +7,7 @@ NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotonicTrigger`
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,30 +140,20 @@ def replaced(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
             torch._foreach_copy_(params, before)
 
 
-AverageKind = Literal["tail", "ema"]
-
-
 class WeightAverage:
-    """A running average of late weights: a_n <- a_{n-1} + share_n (w_n - a_{n-1}).
+    """The mean of late weights: a_n <- a_{n-1} + (w_n - a_{n-1}) / n, from a_1 = w_1 on.
 
-        tail  share_n = 1 / n                         the mean of all iterates
-        ema   share_n = (1 - decay) / (1 - decay^n)   exponential, bias-corrected
-
-    Both start with a_1 = w_1. Training continues from the iterates. ``begins`` is the share of the
-    run before the first averaged iterate; after ``patience`` epochs without a better validation
-    averaging starts earlier.
+    Training continues from the iterates. ``begins`` is the share of the run before the first
+    averaged iterate; after ``patience`` epochs without a better validation averaging starts
+    earlier.
     """
 
-    def __init__(
-        self, begins: float, kind: AverageKind, decay: float, patience: int | None = None
-    ) -> None:
+    def __init__(self, begins: float, patience: int | None = None) -> None:
         name, share = "WeightAverage", "a share of the run in [0, 1) or none"
         require(0.0 <= begins < 1.0, name, "average_from", share, begins)
-        require(kind in get_args(AverageKind), name, "average", "tail or ema", kind)
-        require(0.0 <= decay < 1.0, name, "ema_decay", "in [0, 1)", decay)
         waits = patience is None or patience >= 1
         require(waits, name, "average_patience", "at least 1 or none", patience)
-        self.begins, self.kind, self.decay, self.patience = begins, kind, decay, patience
+        self.begins, self.patience = begins, patience
         self.best: float | None = None  # of the validations
         self.stale = 0  # epochs since then
         self.count = 0  # iterates so far
@@ -201,9 +191,7 @@ class WeightAverage:
 
     def share(self) -> float:
         """Of the last prepared iterate."""
-        if self.kind == "tail":
-            return 1.0 / self.count
-        return (1.0 - self.decay) / (1.0 - self.decay**self.count)
+        return 1.0 / self.count
 
     @torch.no_grad()
     def add(self) -> None:

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.errors import require
-from drill.training.optim.averaging import AveragedSgd, AverageKind, WeightAverage, replaced
+from drill.training.optim.averaging import AveragedSgd, WeightAverage, replaced
 from drill.training.optim.schedules import SCHEDULES, SHARE_OF_RUN, run_rate, schedules_with
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
@@ -267,9 +267,7 @@ class RunScheduled(ScheduledOptimizer):
         warmup: share of the run in which the rate rises linearly to lr.
         hold: share of the run at lr before it decays.
         final: share of lr at the end of the run.
-        average_from: share of the run from which weights are averaged; None averages nothing.
-        average: "tail", the mean of all iterates from there on, or "ema".
-        ema_decay: of "ema", for each step.
+        average_from: share of the run from which on the mean of all weights is taken, or None.
         average_patience: averaging also starts after so many epochs without a better validation.
     """
 
@@ -278,8 +276,6 @@ class RunScheduled(ScheduledOptimizer):
     hold: float = 0.0
     final: float = 0.0
     average_from: float | None = None
-    average: AverageKind = "tail"
-    ema_decay: float = 0.999
     average_patience: int | None = None
 
     def __post_init__(self) -> None:
@@ -295,12 +291,9 @@ class RunScheduled(ScheduledOptimizer):
             ok = self.schedule in users or getattr(self, key) == 0.0
             self.check(key, ok, f"0 unless schedule is {' or '.join(users)}")
         if self.average_from is not None:
-            self.late_average = WeightAverage(
-                self.average_from, self.average, self.ema_decay, self.average_patience
-            )
+            self.late_average = WeightAverage(self.average_from, self.average_patience)
         else:
             needed = "left out without average_from"
-            self.check("average", self.average == "tail", needed)
             self.check("average_patience", self.average_patience is None, needed)
 
     def rate(self, progress: float) -> float:
