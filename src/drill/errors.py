@@ -99,17 +99,6 @@ def check_value(
     require(ok, "", name, expected, value, error)
 
 
-def near_ones(word: str, known: Iterable[str]) -> list[str]:
-    """Up to three names that ``word`` may have been meant as: the nearest, and those as near."""
-    known = list(known)
-    short = "".join(part[:1] for part in word.split("_"))
-    if len(short) > 1 and short in known:  # lr of learning_rate
-        return [short]
-    found = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    likeness = [difflib.SequenceMatcher(None, each, word).ratio() for each in found]
-    return [each for each, like in zip(found, likeness, strict=True) if like > likeness[0] - 0.1]
-
-
 def nearest(
     word: str,
     known: Iterable[str] | Mapping[str, str],
@@ -131,9 +120,14 @@ def nearest(
     for owner, names in others.items():
         for each in names:
             owners.setdefault(each, []).append(owner)
-    first = "".join(difflib.get_close_matches(word, [*known, *owners], n=1))
-    if first and first not in known:
-        return f"; did you mean {first} of {' or '.join(owners[first])}? then set {chooser} too"
-    if near := near_ones(word, known):
-        return f"; did you mean {' or '.join(known[each] for each in near)}?"
+    short = "".join(part[:1] for part in word.split("_"))
+    if len(short) > 1 and short in known:  # lr of learning_rate
+        return f"; did you mean {known[short]}?"
+    # a name inside a longer one is not meant: numbers in my-numbers.txt
+    likely = [each for each in (*known, *owners) if abs(len(each) - len(word)) < 5]
+    near = "".join(difflib.get_close_matches(word, likely, n=1))
+    if near and near not in known:
+        return f"; did you mean {near} of {' or '.join(owners[near])}? then set {chooser} too"
+    if near:
+        return f"; did you mean {known[near]}?"
     return f"; {otherwise or 'known are ' + ', '.join(known)}"

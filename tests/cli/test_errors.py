@@ -115,6 +115,7 @@ def test_messages_are_one_line_of_bounded_length():
         *(([*words, "nowhere"], "nowhere") for words in (["finetune"], ["settings"], ["report"])),
         (["data", "gone"], "gone: "),
         (["data", "ptbb"], "did you mean ptb?"),
+        *((["data", name], "; check the path") for name in ("texts", "my-numbers.txt")),
         (["settings", "runs"], "runs: is not a run folder"),
         *((words, "did you mean runs/tiny?") for words in MISSPELT),
         (["study", "studies/tin.toml"], "studies/tin.toml: "),
