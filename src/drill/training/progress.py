@@ -62,7 +62,7 @@ class ProgressLines:
         self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else FIRST_AFTER)
         self._star_explained = False
         self._first_epoch: int | None = None
-        self._told_time = False
+        self._time_left_shown = False
 
     def say(self, line: str) -> None:
         if not self.quiet:
@@ -72,7 +72,7 @@ class ProgressLines:
     def show(self, report: Progress) -> None:
         self.show_milestones(report)
         if report.row is None and self._throttle.due():
-            self._told_time |= report.work is None and math.isfinite(report.seconds_left)
+            self._time_left_shown |= report.work is None and math.isfinite(report.seconds_left)
             share = "" if report.work is not None else f"{report.share:4.0%}  "
             line = f"{report.work or f'epoch {report.epoch}'}  {share}{status_text(report)}"
             self.write(line.rstrip())
@@ -85,10 +85,10 @@ class ProgressLines:
                 line += "  (* best so far)"
                 self._star_explained = True
             self.say(line)
-        elif report.work is None and not self._told_time:
+        elif report.work is None and not self._time_left_shown:
             self._first_epoch = self._first_epoch or report.epoch
             if report.epoch > self._first_epoch:  # which was over before a line could tell
-                self._told_time = True
+                self._time_left_shown = True
                 self.say(f"about {duration(report.seconds_left)} left")
 
 

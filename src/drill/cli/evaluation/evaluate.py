@@ -96,7 +96,7 @@ def evaluate(
                 beam_size=beam,
                 length_penalty=length_penalty,
                 batch_tokens=batch_tokens,
-                words=bands,
+                bands=bands,
                 tokenize=tokenize,
                 precision=precision,
                 as_json=as_json,
@@ -189,8 +189,7 @@ def dynamic(
                 raise
             rates = {key: found.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
-        settings = {**rates, "epsilon": eps, "segment_length": segment_length}
-        settings["statistics_batch_size"] = size
+        settings = {**rates, **fixed, "statistics_batch_size": size}
         for each in texts:
             with counting(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_evaluation.dynamic_perplexity(

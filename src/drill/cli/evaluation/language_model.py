@@ -159,7 +159,7 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
 
 
 def evaluate_plain(
-    evaluation: Evaluation, batch_size: int | None, losses: Path | None, words: bool, quiet: bool
+    evaluation: Evaluation, batch_size: int | None, losses: Path | None, bands: bool, quiet: bool
 ) -> None:
     """`drill evaluate`: the model as it is; ``losses`` is a file for -log p of every token."""
     run, texts, autocast, add = evaluation
@@ -181,10 +181,10 @@ def evaluate_plain(
             np.save(content, reading_order(values).numpy())
             write_output(losses, content.getvalue())
         row, line = perplexity_row("plain", text, found, start)
-        if words:
-            bands = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
-            row["bands"] = [asdict(band) for band in bands]
-            table = TextBands({"loss": bands}, left_out=excluded_words(vocabulary, corpus))
+        if bands:
+            by_band = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
+            row["bands"] = [asdict(band) for band in by_band]
+            table = TextBands({"loss": by_band}, left_out=excluded_words(vocabulary, corpus))
             line += f"\n\n{table_text(bands_table(table))}"
         add(row, line)
 

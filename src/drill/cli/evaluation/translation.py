@@ -30,7 +30,7 @@ def evaluate_translation(
     splits: Sequence[str],
     files: tuple[Path, Path] | None,
     *,
-    words: bool,
+    bands: bool,
     tokenize: str | None,
     precision: Precision,
     as_json: bool,
@@ -40,7 +40,7 @@ def evaluate_translation(
     """Print a line for each split, or for the ``files``, and add it to RUN/evaluations.jsonl.
 
     The translations of a split are written to RUN/<split>.<language>.hyp, and how they were made
-    to a .json file next to it. ``words`` prints accuracy by word frequency, which needs the
+    to a .json file next to it. ``bands`` prints accuracy by word frequency, which needs the
     training text.
     """
     if "train" in splits:
@@ -87,8 +87,8 @@ def evaluate_translation(
                 "seconds": round(time.monotonic() - start, 3),
             }
             shown = _line(row, run.weights)
-            bands = accuracy_bands(run, text.target, found.hypotheses, note) if words else {}
-            for kind, each in bands.items():
+            by_kind = accuracy_bands(run, text.target, found.hypotheses, note) if bands else {}
+            for kind, each in by_kind.items():
                 row[f"{kind}_bands"] = [asdict(band) for band in each]
                 shown += f"\n\n{table_text(accuracy_table({f'{kind}s': each}, of=kind))}"
             add(row, shown)
