@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.cli.display import CPU_MEMORY, as_drill_error, one_line
+from drill.cli.errors import CPU_MEMORY, as_drill_error, one_line
 from drill.errors import ArgumentError, DataError, DrillError, OutOfMemory, SettingsError, invalid
 from drill.files import WriteError
 from drill.kernels.runtime.nvrtc import DriverError

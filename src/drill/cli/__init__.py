@@ -26,7 +26,7 @@ def main() -> None:
         _hint_at_settings(ended.__context__)
         raise
     except Exception as error:
-        from drill.cli.display import as_drill_error, bug_line, one_line
+        from drill.cli.errors import as_drill_error, bug_line, one_line
 
         known = as_drill_error(error)
         print(f"drill: {one_line(known) if known else bug_line(error)}", file=sys.stderr)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option, echo
 
 from drill.cli import options
-from drill.cli.display import TrainingDisplay, as_drill_error, counting, note
+from drill.cli.display import TrainingDisplay, counting, note
+from drill.cli.errors import as_drill_error
 from drill.errors import SettingsError
 from drill.recipes.reader import apply_overrides, recipe_names
 from drill.training.progress import duration

@@ -14,7 +14,7 @@ from drill.cli.options import Split, blocks_of_lines, name_of
 from drill.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    from drill.cli.evaluation.language_model import Evaluation
+    from drill.cli.evaluation.rows import Evaluation
 
 NEAREST = 5
 RANKS = ("rank", "median_rank", "mass")
@@ -55,7 +55,7 @@ def words(
     """
     new = _pairs(add or [], glosses or []) | (_read(file) if file is not None else {})
     if not new:
-        from drill.cli.evaluation.language_model import evaluation
+        from drill.cli.evaluation.rows import evaluation
 
         if out is not None or score is not None:
             raise SettingsError("needs words: --add or --file", key="--out" if out else "--score")

@@ -1,1 +1,1 @@
-"""`drill evaluate`, `dynamic` and `cache`, and what they run for each task."""
+"""`drill evaluate`, `dynamic` and `cache`, and the rows that they print and save."""

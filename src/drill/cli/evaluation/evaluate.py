@@ -103,7 +103,7 @@ def evaluate(
                 quiet=quiet,
             )
         return
-    from drill.cli.evaluation.language_model import evaluate_plain, evaluation
+    from drill.cli.evaluation.rows import evaluate_plain, evaluation
 
     if losses is not None and text is None and len(split or ()) != 1:
         raise SettingsError("needs one --split or a --text", key="--losses")
@@ -139,7 +139,7 @@ def dynamic(
     The weights adapt to the text while it is read, by gradient steps on every segment (Krause et
     al. 2018). Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluation.language_model import evaluation, perplexity_row
+    from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import dynamic_evaluation
     from drill.language_modeling.evaluation import gradient_statistics as gradients
 
@@ -234,7 +234,7 @@ def cache(
     The prediction is mixed with one from recent words in similar contexts (Grave et al. 2017).
     Results are appended to RUN/evaluations.jsonl.
     """
-    from drill.cli.evaluation.language_model import evaluation, perplexity_row
+    from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
     from drill.language_modeling.evaluation.grid_search import GridSearch
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from drill.cli.display import counting, note, table_text
-from drill.cli.evaluation.language_model import Row, evaluation_rows, text_name
+from drill.cli.evaluation.rows import Row, evaluation_rows, text_name
 from drill.cli.options import Precision
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.errors import SettingsError

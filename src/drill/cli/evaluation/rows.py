@@ -1,4 +1,4 @@
-"""What `drill evaluate`, `drill dynamic`, `drill cache` and `drill words` share."""
+"""Rows of RUN/evaluations.jsonl: the texts of a run, evaluated, printed and saved."""
 
 import io
 import math
