@@ -107,6 +107,7 @@ def test_messages_are_one_line_of_bounded_length():
         ([*NEW, "--set", "training.compile=true"], "AwdLstm"),
         ([*NEW, "--set", "encoder.impl=persistent"], "impl persistent"),
         ([*NEW, "--device", "meta"], "device meta: "),
+        ([*NEW, "--device", "gpu"], "device gpu: cannot be used here (no such device); choose"),
         (["train", "mt-demo", "--set", "encoder.preset={}"], "encoder.preset: "),
         *(
             ([*NEW, "--set", f"training.{name}=99999"], f"training.{name} ")
@@ -127,6 +128,7 @@ def test_messages_are_one_line_of_bounded_length():
         (["score", "runs/tiny", "--header", "--json"], "--header: "),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
         (["report"], "--ledger"),
+        (["report", "runs"], "runs: is not a run folder; name run folders, such as runs/*/"),
         (["report", "rows.jsonl"], "--ledger rows.jsonl"),
         (["report", "runs/tiny", "-o", ""], "."),
         (["ledger", "add", "nowhere"], "nowhere"),

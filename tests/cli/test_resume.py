@@ -65,6 +65,16 @@ def test_train_resumes_a_run_folder(run_cli, begun):
     assert settings(begun) == before
 
 
+def test_a_run_killed_before_its_first_checkpoint_starts_again(run_cli, cli_error, begun):
+    shutil.rmtree(begun / "last")
+    (begun / "best.safetensors").unlink()
+    rows = (begun / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (begun / "metrics.jsonl").write_text("".join(rows[:-1]))  # without the test
+    cli_error("evaluate", str(begun), key=f"no checkpoint yet; `drill train {begun}`")
+    code, _, err = run_cli("train", str(begun), "--device", "cpu")
+    assert (code, "no checkpoint yet, training from the start" in err) == (0, True)
+
+
 def test_train_resumes_from_any_folder(run_cli, begun, workspace, monkeypatch, tmp_path):
     """Its path to the text starts where it was trained, and then holds from wherever it went on."""
     monkeypatch.chdir(tmp_path)

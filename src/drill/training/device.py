@@ -24,7 +24,7 @@ def pick_device(name: torch.device | str = "auto") -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # fails on meta, which has no values
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = str(error).split("\n")[0]
+        reason = str(error).split("\n")[0].split("Expected one of")[0] or "no such device"
         raise SettingsError(
             f"device {name}: cannot be used here ({reason}); choose --device cpu"
         ) from None

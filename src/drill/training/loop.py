@@ -152,6 +152,8 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         state.check_weights(model, run)
         if world.is_main:
             training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
+    elif world.is_main and run.metrics.exists():
+        training_log.info("no checkpoint yet, training from the start")
     if state.cut_metrics(run, world):
         save()
     if not resumed and world.rank > 0:

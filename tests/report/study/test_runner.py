@@ -145,6 +145,14 @@ def test_jobs_run_at_once(workspace):
     assert set(states(workspace).values()) == {DONE}
 
 
+def test_the_last_job_has_no_others_to_wait_for(workspace, monkeypatch):
+    monkeypatch.setattr(runner, "PROGRESS_SECONDS", 0.0)
+    workspace.study()
+    lines = [line for line in workspace.said if line.startswith("running: ")]
+    assert lines[0].startswith("running: a-seed-1 train; 3 more to run, about ")
+    assert lines[-1] == "running: b-seed-2 train"
+
+
 # -- failures -------------------------------------------------------------------------------------
 
 

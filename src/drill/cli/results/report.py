@@ -135,7 +135,7 @@ def _run_folders(given: list[Path]) -> list[Path]:
     for path in given:
         if path not in found:
             hint = f"use --ledger {path}" if path.suffix == Path(LEDGER).suffix else None
-            near = "" if found or hint else nearest_run(path)
+            near = "" if found or hint else nearest_run(path, "name run folders, such as runs/*/")
             other = SettingsError(f"is not a run folder{near}", key=str(path), hint=hint)
             if not found:
                 raise other

@@ -221,8 +221,9 @@ class StudyRunner:
             return
         self.next_progress = time.monotonic() + PROGRESS_SECONDS
         running = ", ".join(str(each.job) for each in self.running)
-        about = self.states.minutes_left(self.left) or "0"
-        self.say(f"running: {running}; {len(self.left)} more to run, about {about} min")
+        about = self.states.minutes_left(self.left)
+        left = f"; {len(self.left)} more to run, about {about} min" if self.left else ""
+        self.say(f"running: {running}{left}")
 
 
 def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from drill.errors import RunFolderError
+from drill.errors import CheckpointError, RunFolderError
 from drill.training.run.checkpoint import copy_into, fingerprint_in, load, strip_prefix
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, read_settings
@@ -63,7 +63,10 @@ def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Ten
     """The weights of a run, and which they are: by default averaged, best or last ones."""
     files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
-    chosen: Weights = weights or [*there, "last"][0]
+    if not there:
+        hint = f"`drill train {run.path}` trains it"
+        raise CheckpointError("has no checkpoint yet", key=str(run.path), hint=hint)
+    chosen = weights or there[0]
     others = [f"take --weights {name}" for name in there if name != chosen]
     path = files[chosen]
     tensors, numbers = load(path, " or ".join(["restore it from a copy", *others]))
