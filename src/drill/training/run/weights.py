@@ -64,8 +64,7 @@ def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Ten
     files: dict[Weights, Path] = {"averaged": run.averaged, "best": run.best, "last": run.last}
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
     if not there:
-        hint = f"`drill train {run.path}` trains it"
-        raise CheckpointError("has no checkpoint yet", key=str(run.path), hint=hint)
+        raise CheckpointError(f"{run.path}: has no checkpoint yet; `drill train {run.path}`")
     chosen = weights or there[0]
     others = [f"take --weights {name}" for name in there if name != chosen]
     path = files[chosen]
