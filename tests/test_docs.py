@@ -9,9 +9,12 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+
+from drill.layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -72,7 +75,7 @@ def test_the_code_on_the_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if page.stem == "onnx":  # the exporter warns of itself
         warnings.simplefilter("ignore")
-    with torch.random.fork_rng(devices=[]):
+    with patch.dict(LAYERS), torch.random.fork_rng(devices=[]):  # a page adds a layer
         torch.manual_seed(0)
         try:
             run_page(page)

@@ -123,8 +123,8 @@ def nearest(
     short = "".join(part[:1] for part in word.split("_"))
     if len(short) > 1 and short in known:  # lr of learning_rate
         return f"; did you mean {known[short]}?"
-    # a name inside a longer one is not meant: numbers in my-numbers.txt
-    likely = [each for each in (*known, *owners) if abs(len(each) - len(word)) < 5]
+    # a name inside a longer word is not meant: numbers in my-numbers.txt
+    likely = [each for each in (*known, *owners) if len(word) - len(each) < 5]
     near = "".join(difflib.get_close_matches(word, likely, n=1))
     if near and near not in known:
         return f"; did you mean {near} of {' or '.join(owners[near])}? then set {chooser} too"

@@ -76,7 +76,7 @@ class OutputLayer(nn.Module, abc.ABC):
     weights_depend_on_counts: ClassVar[bool] = False
     """Whether weights mean something else with other ``counts``: ``init_from`` keeps these then."""
     kept_by_resize: ClassVar[tuple[str, ...]] = ()
-    """Options that depend on V by default, but not after ``resize``; a saved model has them."""
+    """Options whose default depends on V, but that ``resize`` keeps: ``drill.hf`` saves them."""
 
     @property
     @abc.abstractmethod

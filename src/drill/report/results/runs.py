@@ -223,7 +223,7 @@ NOT_A_CHANGE = ("recipe", SEED, "training.cuda_graphs", *FILES_ONLY, *REMOVED)
 def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without the keys that may differ between seeds of one experiment."""
     start = {"init_from": "init_from" in settings}  # each seed has its own
-    return without(settings, (SEED, *FILES_ONLY)) | start
+    return without(settings, (SEED, *FILES_ONLY, *REMOVED)) | start
 
 
 def without(tables: Mapping[str, Any], keys: Sequence[str], prefix: str = "") -> dict[str, Any]:
