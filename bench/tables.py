@@ -20,8 +20,12 @@ from drill import report
 from drill.report.results.paper import PAPER
 from drill.report.study.plan import read_plan
 from drill.report.study.states import States
-from drill.report.study.statistics import paired_difference
-from drill.report.study.tables import results_by_row, stage_scores, stage_table
+from drill.report.study.tables import (
+    difference_cells,
+    results_by_row,
+    stage_scores,
+    stage_table,
+)
 from drill.report.tables.markup import markdown_table
 
 ROOT = Path(__file__).parents[1]
@@ -342,17 +346,13 @@ def study_row(name: str, stage: str, row: str, what: str, paper: str = "") -> li
     """A line of ``quality`` from a row of a study and its baseline."""
     states = study(name)
     found = results_by_row(states, stage)
-    _, test, *_ = stage_scores(stage, [*found[row].values()]).values()
-    both = found[states.plan.baseline], found[row]
-    tied, ours = ([test(results[seed]) for seed in sorted(found[row])] for results in both)
-    by = paired_difference(ours, tied)
-    change = f"{by.mean:+.2f}"
-    if by.half is not None:
-        change += f" ({by.mean - by.half:+.2f} to {by.mean + by.half:+.2f})"
+    _, (score, test), *_ = stage_scores(stage, [*found[row].values()]).items()
+    tied, ours = found[states.plan.baseline], found[row]
+    means = [f"{mean(test(each[seed]) for seed in ours):.2f}" for each in (tied, ours)]
+    change, _ = difference_cells(ours, tied, test, score)
     published = [PAPER[f"{each}-{paper}"].test for each in ("ptb-tied", "ptb-drill-4") if paper]
-    scores = [f"{mean(tied):.2f}", f"{mean(ours):.2f}", change]
-    scores += [", ".join(map(str, published)), str(len(ours))]
-    return [what, *scores, f"`drill study studies/{name}.toml --report`"]
+    cells = [*means, change, ", ".join(map(str, published)), str(len(ours))]
+    return [what, *cells, f"`drill study studies/{name}.toml --report`"]
 
 
 def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]:

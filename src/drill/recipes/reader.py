@@ -85,8 +85,9 @@ def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table
             )
         where = f"{under[-1]}: {BASE}: " if under else ""
         lists = "`drill recipes` lists them"
-        mean = nearest(name, recipe_names(), otherwise=lists)
-        if not under:
+        if under:
+            mean = nearest(name, recipe_names(), otherwise=lists)
+        else:
             mean = nearest_path(path, "*/recipe.toml", "runs", lists, recipe_names())
         raise SettingsError(
             f"{where}{name}: is neither a recipe nor a file that ends in .toml"

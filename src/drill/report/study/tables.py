@@ -82,7 +82,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
         ]
         for score, metric in scores.items() if base else ():
             theirs = {} if name == baseline else base
-            difference, p = _difference_cells(by_seed, theirs, metric, score)
+            difference, p = difference_cells(by_seed, theirs, metric, score)
             cells += [(f"{score} - {baseline}", difference), ("p", p)]
         cells.append(("minutes", _minutes_cell(group, stage)))
         if stage in TRAINING:
@@ -122,7 +122,7 @@ def frequency_table(states: States, stage: str) -> Table | None:
                 own = _bands(row).get(end)
                 return None if own is None else own.mean_loss
 
-            difference, _ = _difference_cells(by_seed, theirs, metric, BAND)
+            difference, _ = difference_cells(by_seed, theirs, metric, BAND)
             mean_loss = _mean_cell(map(metric, by_seed.values()), BAND)
             cells += [(band.label, mean_loss), (f"{band.label} - {baseline}", difference)]
         rows.append(cells)
@@ -177,7 +177,7 @@ def _mean_cell(values: Iterable[float | None], score: str) -> str:
     return middle if error is None else f"{middle} ± {error:.{decimals}f}"
 
 
-def _difference_cells(
+def difference_cells(
     ours: Mapping[int, Row], theirs: Mapping[int, Row], metric: Metric, score: str
 ) -> tuple[str, str]:
     """The mean difference with its interval, and the p-value, over common seeds."""
