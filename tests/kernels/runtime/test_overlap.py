@@ -182,7 +182,8 @@ def test_gradients_may_go_back_to_the_first_stream(first):
         ("ChainEncode", 33_278, True),
         ("FusedEncode", 10_000, True),
         ("FusedEncode", 33_278, False),
-        ("PointwiseEncode", 100, False),
+        ("PointwiseEncode", 10_000, True),
+        ("PointwiseEncode", 33_278, False),
     ],
 )
 def test_what_gains_nothing_does_not_overlap(kernel, labels, gains, monkeypatch):
@@ -193,29 +194,32 @@ def test_what_gains_nothing_does_not_overlap(kernel, labels, gains, monkeypatch)
     assert encode_labels.gains_by_overlap(E, 2, options) is gains
 
 
-def layer_and_model(locked):
+OPTIONS = [{"locked": True}, {"locked": False}, {"locked": True, "norm": "rms"}]
+
+
+def language_model(options):
     torch.manual_seed(0)
     embedding = nn.Embedding(700, 64)
-    layer = DeepResidual(embedding, depth=3, dropout=0.5, locked=locked)
+    layer = DeepResidual(embedding, depth=3, dropout=0.5, **options)
     return LanguageModel(AwdLstm(embedding, hidden_size=96, layers=2), layer).cuda()
 
 
 @on_hopper
 @pytest.mark.parametrize("late", [None, "labels", "recurrence"])
-@pytest.mark.parametrize("locked", [True, False])
-def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatch):
-    model = layer_and_model(locked)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_recorded_labels_have_the_bits_of_launched_ones(options, late, monkeypatch):
+    model = language_model(options)
     ids = torch.randint(700, (13, 4), device="cuda")
     parameters, state, streams = list(model.parameters()), model.initial_state(4), []
 
     def watched(place, name, slow=False):
         whole = getattr(place, name)
 
-        def run(*given, **options):
+        def run(*given, **others):
             if slow:
                 torch.cuda._sleep(3_000_000)
             streams.append(torch.cuda.current_stream())
-            return whole(*given, **options)
+            return whole(*given, **others)
 
         monkeypatch.setattr(place, name, run)
 
@@ -241,7 +245,7 @@ def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatc
     first, second, labels, *gradients = streams
     assert first == second == aside
     assert labels != aside
-    assert gradients == ([] if locked else [aside])  # in one launch, or map after map
+    assert gradients == ([] if options["locked"] else [aside])  # in one launch, or map after map
     for seed in (1, 2, 3):
         torch.manual_seed(seed)
         graph.replay()
@@ -251,9 +255,9 @@ def test_recorded_labels_have_the_bits_of_launched_ones(locked, late, monkeypatc
 
 
 @on_hopper
-@pytest.mark.parametrize("locked", [True, False])
-def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
-    model = layer_and_model(locked)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(options):
+    model = language_model(options)
     ids = torch.randint(700, (13, 4), device="cuda")
     parameters, state = list(model.parameters()), model.initial_state(4)
     graphs = GraphCapture(ids.device, instead="do without")
@@ -281,9 +285,9 @@ def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(locked):
 
 
 @on_hopper
-@pytest.mark.parametrize("locked", [True, False])
-def test_labels_may_be_checkpointed(locked):
-    layer = layer_and_model(locked).layer
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_labels_may_be_checkpointed(options):
+    layer = language_model(options).layer
     hidden = torch.randn(5, 64, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         torch.manual_seed(1)

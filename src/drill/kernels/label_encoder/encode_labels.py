@@ -33,7 +33,7 @@ from drill.kernels.runtime.dispatch import (
 from drill.kernels.runtime.overlap import has_started, run_overlapped
 from drill.kernels.runtime.padding import followed_by_zeros
 
-MOST_OVERLAPPED = {"ChainEncode": 2**31, "FusedEncode": 2**14}
+MOST_OVERLAPPED = {"ChainEncode": 2**31, "FusedEncode": 2**14, "PointwiseEncode": 2**14}
 """Most labels for which encoding concurrently with an LSTM was measured to be faster: all maps in
 one launch at 33,278 labels, one after the other at 10,000."""
 
@@ -224,7 +224,7 @@ def encode_labels(
 def gains_by_overlap(embedding: Tensor, depth: int, options: Options) -> bool:
     """Whether encoding concurrently with an LSTM was measured to be faster."""
     function = _function(embedding, compute_dtype(embedding), options, depth)
-    return len(embedding) <= MOST_OVERLAPPED.get(function.__name__, 0)
+    return len(embedding) <= MOST_OVERLAPPED[function.__name__]
 
 
 def _options(
