@@ -44,6 +44,10 @@ if behaviour == "fail":
     sys.exit("Traceback\\nValueError: bad luck")
 while behaviour == "meet" and pathlib.Path("started.txt").read_text().count("\\n") < 2:
     time.sleep(0.02)  # until another job runs
+if behaviour == "hang":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("epoch 1", flush=True)
+    time.sleep(600)
 if behaviour == "crash":
     signal.raise_signal(signal.SIGKILL)
 if command not in ("train", "finetune"):

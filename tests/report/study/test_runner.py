@@ -174,6 +174,27 @@ def test_a_failed_job_is_recorded_and_does_not_stop_the_study(workspace):
     assert set(states(workspace).values()) == {DONE}
 
 
+def test_a_job_that_hangs_is_killed_and_recorded(workspace, monkeypatch):
+    monkeypatch.setattr(runner, "SILENT_SECONDS", 0.5)
+    workspace.behave(a_seed_1__train="hang")
+    assert workspace.study() == TRAINED
+    (failure,) = read_failures(workspace.ledger)
+    assert (failure.name, failure.stage) == ("a-seed-1", "train")
+    log = (workspace.runs / "a-seed-1.train.log").read_text()
+    assert "most recent call first" in log  # where it hung
+    assert states(workspace)["a-seed-1 train"] == FAILED
+
+
+def test_a_job_that_does_not_stop_is_killed_and_run_again(workspace, monkeypatch):
+    monkeypatch.setattr(runner, "STOP_SECONDS", 0.2)
+    workspace.behave(a_seed_1__train="hang")
+    workspace.study(minutes=1.5 / 60)
+    assert states(workspace)["a-seed-1 train"] == MISSING
+    assert not workspace.ledger.exists()
+    workspace.behave()
+    assert workspace.study() == TRAINED
+
+
 def test_a_run_without_a_test_is_a_failure(workspace):
     Path("figures.json").write_text(json.dumps({"a-seed-1": [60.0, "inf"]}))
     workspace.study()

@@ -1,6 +1,7 @@
 """Runs the jobs of a study: subprocesses of the command line, results to the ledger at once."""
 
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from drill.training.signals import GracefulShutdown
 PROGRAM = (sys.executable, "-m", "drill")
 POLL = 0.2  # seconds between checks of running jobs
 PROGRESS_SECONDS = 60.0  # between lines on how far the study is
+STOP_SECONDS = 60.0  # for a job to save and stop
+SILENT_SECONDS = 600.0  # without a line of a job, which prints about one a minute
 
 
 @dataclass
@@ -29,7 +32,23 @@ class _Running:
     job: Job
     process: subprocess.Popen[bytes]
     log: Path
+    log_start: int  # bytes of earlier tries
     started: float
+    fault: str | None = None  # why it was killed
+
+    def silent_seconds(self) -> float:
+        """Since its last line; 0 before the first: reading texts and compiling may take long."""
+        log = self.log.stat()
+        return time.time() - log.st_mtime if log.st_size > self.log_start else 0.0
+
+    def kill(self, fault: str) -> None:
+        self.fault = fault
+        self.process.send_signal(signal.SIGABRT)  # on which the log gets the stacks of all threads
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 @dataclass
@@ -64,6 +83,7 @@ class StudyRunner:
         self.running: list[_Running] = []
         self.tried: set[Job] = set()  # in this call
         self.stopping = False
+        self.stop_until = math.inf
         self._look()
 
     def run(self) -> States:
@@ -76,6 +96,7 @@ class StudyRunner:
         try:
             with shutdown:
                 while True:
+                    self._kill_hung()
                     self._collect()
                     if shutdown.requested or time.monotonic() >= self.deadline:
                         self._stop("stopped" if shutdown.requested else "out of time")
@@ -139,14 +160,16 @@ class StudyRunner:
         log = self.runs / f"{job.row.name}-seed-{job.seed}.{job.stage}.log"
         words = [*PROGRAM, *command(job, self.plan, self.runs, self.device)]
         with log.open("ab") as stream:
+            log_start = stream.tell()
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONFAULTHANDLER": "1"},
                 start_new_session=True,  # Ctrl-C reaches it through us only
             )
-        self.running.append(_Running(job, process, log, time.monotonic()))
+        self.running.append(_Running(job, process, log, log_start, time.monotonic()))
         estimate = self.states.minutes(job)
         about = "" if estimate is None else f", about {estimate:.1f} min"
         self.say(f"{job}: started{about}")
@@ -156,10 +179,19 @@ class StudyRunner:
         if self.stopping:
             return
         self.stopping = True
+        self.stop_until = time.monotonic() + STOP_SECONDS
         if self.running:
             self.say(f"{why}; running jobs save and stop: {len(self.running)}")
         for each in self.running:
             each.process.send_signal(signal.SIGINT)
+
+    def _kill_hung(self) -> None:
+        """Kill jobs that have printed nothing for long, or do not stop."""
+        for each in self.running:
+            if time.monotonic() > self.stop_until:
+                each.kill(f"did not stop in {STOP_SECONDS:.0f} s")
+            elif each.silent_seconds() > SILENT_SECONDS:
+                each.kill(f"printed nothing for {SILENT_SECONDS / 60:.0f} min")
 
     # -- results ----------------------------------------------------------------------------------
 
@@ -188,7 +220,8 @@ class StudyRunner:
         took = f"{seconds / 60:.1f} min"
         summary = fault if row is None else _summary(row, job.stage)
         if self.stopping and code != 0:
-            self.say(f"{job}: stopped after {took}, {summary}")
+            hung = "" if each.fault is None else f" ({each.fault}, see {each.log})"
+            self.say(f"{job}: stopped after {took}{hung}, {summary}")
             return
         if code == 0 and self.states.state(job) == DONE:
             self.say(f"{job}: {summary} ({took})")
@@ -198,7 +231,9 @@ class StudyRunner:
             return
         lines = each.log.read_text("utf-8", "replace").strip().splitlines() or ["no output"]
         message = lines[-1] if code != 0 else "ended without a result" if row else fault
-        if code < 0:
+        if each.fault is not None:
+            message = each.fault
+        elif code < 0:
             message = f"killed by {signal.Signals(-code).name}; {message}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
         record_failure(
