@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,32 +115,6 @@ def test_help_and_lists_need_no_torch(tmp_path):
     commands = [["--help"], *([name, "--help"] for name in names), ["ledger", "add", "--help"]]
     commands += [["--version"], ["recipes"], ["recipes", "--json"], ["data"]]
     python("-c", LOADED.format(commands=commands))
-
-
-shell = partial(subprocess.run, shell=True, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        ("recipes >&-", 1, "standard output is closed"),
-        ("score nowhere <&-", 1, "nowhere: "),
-        ("recipes 2>&- <&-", 0, ""),
-    ],
-)
-def test_closed_streams(words, status, said):
-    done = shell(f"{sys.executable} -m drill {words}")
-    assert done.returncode == status
-    assert len(done.stderr.splitlines()) == (status != 0)
-    assert said in done.stderr
-
-
-def test_a_deleted_working_folder(tmp_path):
-    (tmp_path / "gone").mkdir()
-    command = f"rmdir {tmp_path / 'gone'} && {sys.executable} -P -m drill recipes"
-    done = shell(command, cwd=tmp_path / "gone")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("drill: the current folder")
 
 
 def test_the_docs_show_what_the_command_prints():

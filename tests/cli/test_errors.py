@@ -75,22 +75,13 @@ def test_anything_else_is_a_bug(run_cli, monkeypatch, error):
     code, out, err = run_cli(*TINY, "--name", "bug")
     last = err.splitlines()[-1]
     assert (code, out) == (70, "")
+    assert "Traceback (most recent call last)" in err
     assert last.startswith(f"drill: {type(error).__name__}: ")
     assert "this is a bug" in last
-    saved = Path(last.split()[-1])
-    assert saved.read_text().startswith("Traceback (most recent call last)")
-    saved.unlink()
 
 
-def test_messages_are_one_line_of_bounded_length():
-    error = SettingsError(f"{'x' * 1000}\n\x1b[31m\udcff {'y z ' * 300!r} é")
-    text = one_line(error)
-    assert len(text) < 400
-    assert text.isprintable()
-    assert "\\n\\x1b[31m\\udcff" in text
-    assert text.endswith("é")
-    for path in ("/a" * 90, "naïve.txt"):  # these stay
-        assert path in one_line(SettingsError(f"{path}: is missing"))
+def test_messages_are_one_line():
+    assert one_line(SettingsError("x\n\x1b[31m\udcff é")) == "x\\n\\x1b[31m\\udcff é"
 
 
 @pytest.mark.parametrize(
@@ -98,10 +89,7 @@ def test_messages_are_one_line_of_bounded_length():
     [
         (["train", "ptb-tide"], "did you mean ptb-tied"),
         (["train", "runs/tini"], "did you mean runs/tiny?"),
-        *(
-            ([*words, "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d")
-            for words in ([*NEW], ["finetune", "runs/tiny"], ["settings", "mt-demo"])
-        ),
+        ([*NEW, "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d"),
         (["train", "demo-tied", "--set", "layer.detph=3"], "depth of deep-residual"),
         ([*NEW, "--set", "layer.activation=sin"], "layer.activation: "),
         ([*NEW, "--set", "training.compile=true"], "AwdLstm"),
@@ -138,21 +126,13 @@ def test_errors_are_one_line(cli_error, words, key):
     cli_error(*words, key=key)
 
 
-def test_a_setting_given_as_an_option_is_named(run_cli):
-    code, _, err = run_cli("train", "ptb-tied", "--batch-size", "3")
-    assert (code, "--set training.batch_size=" in err) == (2, True)
-    over = ("--set", "layer.name=deep-residual")
-    for words, keys in (  # those of the recipe or run, if it can be read
-        (["ptb-drill-4"], ["layer"]), (["ptb-tied"], []), (["ptb-tied", *over], ["layer"]),
-        (["ptb-mos-drill"], ["layer.inner"]), (["runs/tiny"], ["layer"]),
-        (["nowhere.toml"], ["encoder", "layer"]), ([], ["encoder", "layer"]),
-    ):  # fmt: skip
-        code, _, err = run_cli("train", *words, "--depth", "3")
-        named = [line.split()[-1] for line in err.splitlines() if "--set " in line]
-        assert (code, named) == (2, [f"{key}.depth=VALUE" for key in keys])
-    for words in (["generate", "runs/tiny", "--epochs", "3"], ["--epochs"], ["train", "--tide"]):
-        code, _, err = run_cli(*words)
-        assert (code, "--set" in err) == (2, False)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["train", "ptb-tied", "--epochs"], True), (["generate", "runs/tiny", "--epochs"], False)],
+)
+def test_a_setting_given_as_an_option_is_answered_with_the_way_to_set_it(run_cli, words, said):
+    code, _, err = run_cli(*words)
+    assert (code, "--set KEY=VALUE" in err) == (2, said)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """Exceptions as the command line prints them: one line each."""
 
-import re
-import tempfile
 import traceback
 
 from drill.cli.display import printable
 from drill.errors import DrillError, OutOfMemory
 
 CPU_MEMORY = "DefaultCPUAllocator: "  # in torch's message, whose class is a plain RuntimeError
-LONGEST = 200  # characters of a value in a message
 
 
 def as_drill_error(error: Exception) -> DrillError | None:
@@ -35,20 +32,12 @@ def _out_of_memory(kind: str, cause: str) -> OutOfMemory:
 
 
 def one_line(error: Exception) -> str:
-    """The message with long values shortened and control characters escaped."""
-    values = rf"'[^']{{{LONGEST},}}'|\S{{{LONGEST},}}"
-    return printable(re.sub(values, lambda m: f"{m[0][:80]}...{m[0][-40:]}", str(error)))
+    """The message with control characters escaped."""
+    return printable(str(error))
 
 
-def bug_line(error: Exception) -> str:
-    """What failed and where the traceback is saved, or the traceback if it cannot be saved."""
+def bug_lines(error: Exception) -> str:
+    """The traceback, then a line that says what failed."""
     trace = "".join(traceback.format_exception(error))
-    what = f"{type(error).__name__}: {one_line(error)}; this is a bug in drill, please report it"
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="drill-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
-        ) as file:
-            file.write(trace)
-    except OSError:
-        return f"{what}\n{trace}"
-    return f"{what} with {file.name}"
+    what = f"{type(error).__name__}: {one_line(error)}"
+    return f"{trace}drill: {what}; this is a bug in drill, please report it with these lines"

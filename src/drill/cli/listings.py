@@ -5,7 +5,7 @@ import json
 import os
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -109,7 +109,14 @@ def settings(
     on the layer, the encoder, the optimizer and its schedule: add --set layer.name=mixture to see
     those of a mixture.
     """
-    rows = settings_of(recipe, change or ())
+    from drill.training.run.folder import RunFolder
+    from drill.training.settings import recipe as read_recipe
+
+    if os.path.isdir(recipe):
+        run = RunFolder(recipe)
+        run.check_run("name a run folder, or a recipe: `drill recipes` lists them")
+        recipe = str(run.recipe)
+    rows = list(_rows(read_recipe(recipe, change or ())))
     if as_json:
         echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
@@ -122,19 +129,8 @@ def settings(
         echo("  ".join([*padded, described]))
 
 
-def settings_of(recipe: str, changes: Sequence[str]) -> list[Setting]:
-    """The settings of a recipe or run folder that have an effect."""
-    from drill.training.run.folder import RunFolder
-    from drill.training.settings import recipe as read_recipe
-
-    if os.path.isdir(recipe):
-        run = RunFolder(recipe)
-        run.check_run("name a run folder, or a recipe: `drill recipes` lists them")
-        recipe = str(run.recipe)
-    return list(_rows(read_recipe(recipe, changes)))
-
-
 def _rows(settings: "Settings") -> Iterator[Setting]:
+    """The settings that have an effect."""
     from drill.training.schema import settable_arguments
     from drill.training.settings import ENCODER_DEFAULTS
 
