@@ -281,14 +281,14 @@ def test_hostile_words_stay_words(tmp_path, ledger, text):
 
 def test_markdown_has_the_tables(ledger, runs):
     record(runs[0], ledger)
-    (runs[2] / "environment.json").unlink()
+    write_evaluations(runs[2], [{"kind": "cache", "split": "test", "perplexity": 53.75}])
     text = markdown(runs, [ledger])
     titles = [line for line in text.splitlines() if line.startswith("## ")]
     assert titles[:2] == ["## Runs", "## By recipe"]
     assert titles[2].endswith("runs.jsonl")
     assert titles[3] == "## Warnings"
     assert "| ptb-drill-4 | deep-residual 4 |" in text
-    assert "environment.json: is missing" in text
+    assert "evaluations.jsonl: left out 1 of unknown weights" in text
     assert "## By recipe" not in markdown(runs[:2])  # without seeds
     assert markdown([], [ledger]).startswith(titles[2])
 

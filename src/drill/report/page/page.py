@@ -33,7 +33,7 @@ GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill
 
 Block = tuple[str, Any]
 """(kind, content): text, heading, table (caption, Table), figure (or None), samples, settings or
-faults."""
+list."""
 Accuracy = Mapping[str, Mapping[str, Sequence[AccuracyBand]]]
 
 
@@ -76,7 +76,7 @@ def write_report(
     rows = [(str(path), ledger.read(path)) for path in ledgers]
     samples = samples or {}
     look = figures.run_styles(found, [*(name for text in texts for name in text.models), *samples])
-    faults = [each for run in found for each in (*run.faults, *run.remarks)]
+    remarks = [each for run in found for each in run.remarks]
     trained = [*by_corpus([run for run in found if run.curve]).items()]
     several = [run for run in found if sum(each.epochs_done > 0 for each in run.validations) > 1]
     timed = [*by_corpus(several).items()]  # one validation is no curve
@@ -100,7 +100,7 @@ def write_report(
         ),
         Section("ledgers", "Ledgers", [*_ledgers(rows)]),
         Section("settings", "Settings and environment", [*_settings(found)]),
-        Section("faults", "Warnings", [("faults", faults)] if faults else []),
+        Section("remarks", "Warnings", [("list", remarks)] if remarks else []),
     ]
     counts = {"run": len(found), "ledger": len(rows)}
     parts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items() if n]
@@ -171,8 +171,8 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
         parts += [f"## {markdown_text(path)}", table]
         if any(row.evaluations for row in rows):
             parts += [f"### {ADAPTED}", result_tables.evaluations_table(rows).markdown()]
-    if care := [each for run in found for each in (*run.faults, *run.remarks)]:
-        parts += ["## Warnings", "".join(f"- {markdown_text(each)}\n" for each in care)]
+    if remarks := [each for run in found for each in run.remarks]:
+        parts += ["## Warnings", "".join(f"- {markdown_text(each)}\n" for each in remarks)]
     return "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
 
 

@@ -7,10 +7,11 @@ the weights that the run was tested with are used: a run may have been trained f
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from drill.errors import CheckpointError
-from drill.report.results.run_files import as_finite, read_rows
+from drill.errors import CheckpointError, RunFolderError
+from drill.report.results.run_files import as_finite
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import RunFolder
 
@@ -50,17 +51,17 @@ class Pair(NamedTuple):
 
 
 def read_evaluations(
-    files: RunFolder, test: Mapping[str, Any], faults: list[str], remarks: list[str]
+    files: RunFolder, test: Mapping[str, Any], remarks: list[str]
 ) -> tuple[Evaluation, ...]:
     """The ``latest`` of dynamic evaluation, cache and words by frequency, of the tested weights.
 
-    ``test`` is the row of the test in metrics.jsonl. Sentences on damaged lines are added to
-    ``faults``, those on lines of other weights to ``remarks``.
+    ``test`` is the row of the test in metrics.jsonl. Sentences on lines of other weights are added
+    to ``remarks``.
     """
     path = files.evaluations
     rows = [
         {key: value for key, value in row.items() if value is not None}
-        for row in (read_rows(path, faults) if path.exists() else [])
+        for row in _read(path)
         if as_finite(row.get("perplexity")) is not None
         and row.get("split") != OWN_FILES
         and (row["kind"] in (*DYNAMIC_AND_CACHE, HELD_OUT) or any(key in row for key in BANDS))
@@ -79,6 +80,16 @@ def read_evaluations(
             f"{path}: left out {count} of {weights}, not those of the test; evaluate again"
         )
     return tuple(latest(used))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The rows; a last line without its end is still being written."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    try:
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        fault = f"has a line that is not JSON ({error})"
+        raise RunFolderError(fault, key=str(path), hint="remove it") from None
 
 
 def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:

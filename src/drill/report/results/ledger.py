@@ -173,10 +173,10 @@ def _merged(rows: Sequence[AnyRow]) -> list[Row]:
 
 
 def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) -> Row:
-    if run.faults:
-        raise LedgerError(f"{run.faults[0]}, so the run is not recorded")
     if not run.curve:
         raise LedgerError("has no epoch yet; record it when one has ended", key=str(run.folder))
+    if not run.environment:
+        raise LedgerError("has no environment.json; copy it from the run", key=str(run.folder))
     environment, starts = run.environment, read_starts(run.environment)
     settings = dict(run.settings)
     if "init_from" in settings:

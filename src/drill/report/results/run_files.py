@@ -1,54 +1,9 @@
-"""Reads the files of a run folder; a damaged file adds a sentence to ``faults``."""
+"""Values of the files of a run folder."""
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import Any
-
-from drill.files import read_regular
-
-
-def read_table(
-    path: Path, parse: Callable[[str], Any], faults: list[str], effect: str
-) -> dict[str, Any]:
-    """A TOML or JSON file; {} if it cannot be read, and ``effect`` says what is unknown then."""
-    text = _read(path, faults, effect)
-    found = {} if text is None else _parsed(parse, text)
-    if found is None:
-        kind = "TOML" if path.suffix == ".toml" else "a JSON object"
-        faults.append(f"{path}: is not {kind}; {effect}")
-    return found or {}
-
-
-def read_rows(path: Path, faults: list[str]) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file. A last line without its end is still being written."""
-    rows = []
-    lines = (_read(path, faults, "no epoch has ended yet") or "").split("\n")[:-1]
-    for number, line in enumerate(lines, start=1):
-        if (row := _parsed(json.loads, line)) is None:
-            faults.append(f"{path}: line {number} is not a JSON object; it is left out")
-        else:
-            rows.append(row)
-    return rows
-
-
-def _parsed(parse: Callable[[str], Any], text: str) -> dict[str, Any] | None:
-    try:
-        found = parse(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _read(path: Path, faults: list[str], effect: str) -> str | None:
-    try:
-        return read_regular(path).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        fault = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
-        faults.append(f"{path}: {fault}; {effect}")
-        return None
 
 
 def read_starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,36 +1,24 @@
-"""Reads run folders: finished, running or damaged.
-
-A file that is missing, or no TOML or JSON, gives None and a sentence in ``RunSummary.faults``. A
-folder without any file of a run raises, and so do rows that no training wrote.
-"""
+"""Reads run folders, finished or running."""
 
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from drill.errors import ReportError
-from drill.recipes.reader import layer_name, recipe_names
+from drill.errors import DrillError, ReportError
+from drill.recipes.reader import layer_name, parsed, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
-from drill.report.results.run_files import (
-    as_finite,
-    as_number,
-    joined_text,
-    known,
-    read_rows,
-    read_table,
-)
+from drill.report.results.run_files import as_finite, as_number, joined_text, known
 from drill.training.run.folder import RunFolder, nearest_run
 from drill.training.settings import FILES_ONLY, REMOVED, flatten, recipe
 
 
 class RunError(ReportError):
-    """A folder that is no run."""
+    """A folder that is no run, or has a damaged file."""
 
 
 class Validation(NamedTuple):
@@ -91,7 +79,6 @@ class RunSummary(RunFigures):
     training: tuple[TrainingPoint, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
-    faults: tuple[str, ...]
     remarks: tuple[str, ...]  # what was left out, and why
 
     @property
@@ -132,43 +119,39 @@ def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder has a file of a run."""
-    files = RunFolder(folder)
-    return files.path.is_dir() and any(
-        part.exists() for part in (files.recipe, files.environment, files.metrics)
-    )
+    return RunFolder(folder).recipe.exists()
 
 
 def read_run(folder: Path | str) -> RunSummary:
     """Read a run folder, also of a run that is not finished.
 
     Args:
-        folder: RunError if it has no file of a run, or entries that no training writes.
+        folder: RunError if it is no run, or has a damaged file.
 
     Returns:
-        A summary; its ``faults`` name what is missing or damaged.
+        A summary; what is not known yet is None.
     """
     files = RunFolder(folder)
     if not is_run(files.path):
         raise RunError(f"is not a run folder{nearest_run(files.path)}", key=str(folder))
     try:
+        files.check_files()
         return _summary(files)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DrillError as error:
+        raise RunError(str(error)) from None
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         fault = f"has entries that no training writes ({type(error).__name__}: {error})"
         raise RunError(fault, key=str(folder)) from error
 
 
 def _summary(files: RunFolder) -> RunSummary:
-    faults: list[str] = []
     remarks: list[str] = []
-    settings = read_table(files.recipe, tomllib.loads, faults, "settings are unknown")
-    environment = read_table(
-        files.environment, json.loads, faults, "device, commit and seed are unknown"
-    )
-    rows = read_rows(files.metrics, faults)
-    validations = [_validation(row) for row in rows if row.get("kind") in ("epoch", "validation")]
+    settings = parsed(files.recipe)
+    environment = files.read_environment() or {}
+    rows = files.rows()
+    validations = [_validation(row) for row in rows if row["kind"] in ("epoch", "validation")]
     curve = _without_repeated(validations, "epoch")
-    test: dict[str, Any] = next((row for row in reversed(rows) if row.get("kind") == "test"), {})
+    test: dict[str, Any] = next((row for row in reversed(rows) if row["kind"] == "test"), {})
     rates = known(as_finite(row.get("tokens_per_second")) for row in rows)
     rates = [rate for rate in rates if rate]  # epoch 0 trains nothing
     elapsed = known(as_finite(row.get("elapsed")) for row in rows)
@@ -186,7 +169,7 @@ def _summary(files: RunFolder) -> RunSummary:
         tokens_per_second=median(rates) if rates else None,
         device=joined_text(environment, "device"),
         commit=joined_text(environment, "commit"),
-        evaluations=read_evaluations(files, test, faults, remarks),
+        evaluations=read_evaluations(files, test, remarks),
         curve=tuple(curve),
         validations=tuple(
             _without_repeated([each for each in validations if each.step is not None], "step")
@@ -194,11 +177,10 @@ def _summary(files: RunFolder) -> RunSummary:
         training=tuple(
             TrainingPoint(_epochs_done(row), row["step"], as_number(row.get("train_perplexity")))
             for row in rows
-            if row.get("kind") == "step"
+            if row["kind"] == "step"
         ),
         settings=settings,
         environment=environment,
-        faults=tuple(faults),
         remarks=tuple(remarks),
     )
 

@@ -26,7 +26,7 @@ def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -
         Section(stage, stage, [*_stage(states, stage, time_to)]) for stage in states.plan.stages
     ]
     if rest := [*not_counted(states)]:
-        sections.append(Section("rest", "Not in the tables", [("faults", rest)]))
+        sections.append(Section("rest", "Not in the tables", [("list", rest)]))
     return write_page(out, states.plan.name, states.status_line(), sections)
 
 
