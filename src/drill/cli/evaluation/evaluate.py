@@ -1,6 +1,5 @@
 """`drill evaluate`, `drill dynamic` and `drill cache`: the scores of a trained run."""
 
-import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from drill.cli.display import counting, note
 from drill.cli.options import Split, as_settings_error, check_one_text, given
 from drill.errors import SettingsError
 
-LANGUAGE_MODEL_OPTIONS = {"text", "batch_size", "losses"}
+LANGUAGE_MODEL_OPTIONS = {"text", "batch_size"}
 TRANSLATOR_OPTIONS = {"beam", "length_penalty", "batch_tokens", "tokenize", "source", "reference"}
 
 SplitOption = Annotated[
@@ -35,13 +34,6 @@ def evaluate(
         Option(
             min=1,
             help="Language models: sequences processed in parallel; those of training by default.",
-        ),
-    ] = None,
-    losses: Annotated[
-        Path | None,
-        Option(
-            help="Language models: write -log p of every token to this .npy file, for one split or "
-            "text."
         ),
     ] = None,
     source: Annotated[
@@ -105,10 +97,8 @@ def evaluate(
         return
     from drill.cli.evaluation.rows import evaluate_plain, evaluation
 
-    if losses is not None and text is None and len(split or ()) != 1:
-        raise SettingsError("needs one --split or a --text", key="--losses")
     with evaluation(run, split, text, weights, precision, device, as_json) as found:
-        evaluate_plain(found, batch_size, losses, bands, quiet)
+        evaluate_plain(found, batch_size, bands, quiet)
 
 
 def option_name(name: str) -> str:
@@ -154,14 +144,8 @@ def dynamic(
     fixed: dict[str, Any] = {"eps": eps, "segment_length": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
-        start, folder, tokens = time.monotonic(), trained.folder.path, len(trained.ids.train)
-        size = gradients.statistics_batch_size(tokens, segment_length)
-        if size < gradients.BATCH_SIZE:
-            note(
-                f"the training text has {tokens:,} tokens, too few for batch size "
-                f"{gradients.BATCH_SIZE} and segments of {segment_length + 1}: gradient "
-                f"statistics are taken at batch size {size}"
-            )
+        start, folder = time.monotonic(), trained.folder.path
+        size = gradients.statistics_batch_size(len(trained.ids.train), segment_length)
         with counting("gradient statistics", quiet) as progress:
             statistics = gradients.gradient_statistics(
                 trained.model,
@@ -173,20 +157,16 @@ def dynamic(
             )
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
-            try:
-                with counting("search on validation", quiet) as progress:
-                    found = dynamic_evaluation.dynamic_search(
-                        trained.model,
-                        trained.ids.valid,
-                        statistics,
-                        **fixed,
-                        limit=limit,
-                        file=folder / "dynamic-search.json",
-                        progress=progress,
-                    )
-            except KeyboardInterrupt:
-                note("stopped; every setting that was tried is saved, the same command resumes")
-                raise
+            with counting("search on validation", quiet) as progress:
+                found = dynamic_evaluation.dynamic_search(
+                    trained.model,
+                    trained.ids.valid,
+                    statistics,
+                    **fixed,
+                    limit=limit,
+                    file=folder / "dynamic-search.json",
+                    progress=progress,
+                )
             rates = {key: found.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
         settings = {**rates, **fixed, "statistics_batch_size": size}
@@ -197,7 +177,6 @@ def dynamic(
                 )
             add(*perplexity_row("dynamic", each, scored, start, **settings))
             start = time.monotonic()
-        _note_batch_sizes(run, [] if as_json else texts)
 
 
 def cache(
@@ -236,7 +215,6 @@ def cache(
     """
     from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
-    from drill.language_modeling.evaluation.grid_search import GridSearch
 
     _check_tuned(given(context), "theta", "lambda_")
     with as_settings_error():
@@ -250,17 +228,10 @@ def cache(
         if search:
             with counting("search on validation", quiet) as progress:
                 found = cache_pointer.cache_search(
-                    trained.model,
-                    trained.ids.valid,
-                    lambdas=(0.0, *cache_pointer.LAMBDAS),  # 0: no cache
-                    **fixed,
-                    progress=progress,
+                    trained.model, trained.ids.valid, **fixed, progress=progress
                 )
-            tuned = GridSearch([cell for cell in found.cells if cell.settings["lambda_"]]).best
-            mixture = {key: tuned.settings[key] for key in mixture}
+            mixture = {key: found.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lambda_']:g}")
-            if tuned is not found.best:
-                note("on validation this is no better than no cache: compare with `drill evaluate`")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lambda_"]}
         settings |= {"as_published": published, **({"chunk": chunk} if published else {})}
         for each in texts:
@@ -270,7 +241,6 @@ def cache(
                     trained.model, each.ids, **mixture, **fixed, progress=progress
                 )
             add(*perplexity_row("cache", each, scored, start, **settings))
-        _note_batch_sizes(run, [] if as_json else texts)
 
 
 def _check_tuned(names: list[str], *tuned: str) -> None:
@@ -282,14 +252,3 @@ def _check_tuned(names: list[str], *tuned: str) -> None:
             )
     if "limit" in names and "search" not in names:
         raise SettingsError("limits what --search reads; add that", key="--limit")
-
-
-def _note_batch_sizes(run: Path, texts: list[Any]) -> None:
-    for text in texts:
-        if text.batch_size != 1:
-            option = "--text" if "text" in text.row else "--split"
-            words = ["drill", "evaluate", str(run), option, text.name, "--batch-size", "1"]
-            note(
-                f"{text.name}: training and `drill evaluate` use batch size {text.batch_size}, "
-                f"this 1; compare with `{shlex.join(words)}`"
-            )

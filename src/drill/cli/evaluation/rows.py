@@ -1,6 +1,5 @@
 """Rows of RUN/evaluations.jsonl: the texts of a run, evaluated, printed and saved."""
 
-import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
@@ -21,9 +19,9 @@ from drill.cli.options import Precision, Split, Weights, as_settings_error
 from drill.data import EOS, UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
-from drill.files import digest, write_output
+from drill.files import digest
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
-from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens, reading_order
+from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens
 from drill.language_modeling.run import LanguageModelRun, load_language_model
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import TextBands, bands_table
@@ -159,9 +157,9 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
 
 
 def evaluate_plain(
-    evaluation: Evaluation, batch_size: int | None, losses: Path | None, bands: bool, quiet: bool
+    evaluation: Evaluation, batch_size: int | None, bands: bool, quiet: bool
 ) -> None:
-    """`drill evaluate`: the model as it is; ``losses`` is a file for -log p of every token."""
+    """`drill evaluate`: the model as it is."""
     run, texts, autocast, add = evaluation
     vocabulary, corpus = run.vocabulary, run.settings.data["corpus"]
     for text in texts:
@@ -176,10 +174,6 @@ def evaluate_plain(
                 token_bytes=vocabulary.token_bytes,
                 progress=progress,
             )
-        if losses is not None:
-            content = io.BytesIO()  # np.save does not write into pipes
-            np.save(content, reading_order(values).numpy())
-            write_output(losses, content.getvalue())
         row, line = perplexity_row("plain", text, found, start)
         if bands:
             by_band = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
