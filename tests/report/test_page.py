@@ -222,7 +222,6 @@ def test_one_epoch_is_a_dot_and_no_time_to_a_perplexity(tmp_path, runs):
     short = write_run(tmp_path / "short", valid=[300.0], test=290.0)
     text, page = written(tmp_path, [short])
     assert "1 run, written" in page.text
-    assert "300.00" in page.text
     assert [rows[1:] for rows in figures(text)] == [[["short", "1", "300", "1"]]]
     assert 'id="time"' not in text
     text, _ = written(tmp_path, [*runs, short])
@@ -233,15 +232,14 @@ def test_one_epoch_is_a_dot_and_no_time_to_a_perplexity(tmp_path, runs):
 def test_a_run_that_diverged_is_not_drawn(tmp_path):
     gone = write_run(tmp_path / "gone", valid=["nan", "inf", "nan"], test=None)
     text, _ = written(tmp_path, [gone])
-    assert figures(text) == []
-    assert "nan" in section(text, "curves")
+    assert 'id="curves"' not in text
     back = write_run(tmp_path / "back", valid=[300.0, "inf", 200.0, 180.0], test=None)
     text, _ = written(tmp_path, [gone, back])
     rows = figures(text)[0][1:]
     assert [row[2] for row in rows if row[0] == "back"] == ["300", "inf", "200", "180"]
 
 
-def test_validations_inside_an_epoch_are_in_the_table(tmp_path):
+def test_validations_inside_an_epoch_are_drawn(tmp_path):
     run = write_run(tmp_path / "run", valid=[300.0, 200.0], test=None)
     rows = [
         {"kind": "validation", "epoch": 1, "position": 5, "epoch_size": 10}
@@ -249,9 +247,7 @@ def test_validations_inside_an_epoch_are_in_the_table(tmp_path):
         {"kind": "epoch", "epoch": 1, "step": 100, "valid_perplexity": 300.0},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text, page = written(tmp_path, [run])
-    assert ("th", "0.5") in page.said
-    assert ("td", "400.00") in page.said
+    text, _ = written(tmp_path, [run])
     assert figures(text)[0][1:] == [["run", "0.5", "400"], ["run", "1", "300"]]
 
 

@@ -12,14 +12,10 @@ from drill.report.results.runs import read_run, read_runs
 from drill.report.tables import number_format
 from drill.report.tables.markup import Table, markdown_text
 from drill.report.tables.result_tables import (
-    epochs_table,
     evaluations_table,
-    milestones,
     recipes_table,
     runs_table,
-    selected_epochs,
     spread,
-    time_table,
 )
 from drill.training.settings import recipe
 from tests.report.folders import of_weights, write_evaluations, write_run
@@ -169,45 +165,6 @@ def test_a_ledger_as_a_table(tmp_path):
     assert wanted == {key: row[key] for key in wanted}
     assert not {"list", "table"} & row.keys()
     assert row["recorded"].startswith("20")
-
-
-def test_few_epochs_are_all_shown_and_of_many_a_selection():
-    assert selected_epochs([1, 2, 3]) == [1, 2, 3]
-    assert selected_epochs([]) == []
-    assert selected_epochs(range(1, 601)) == [1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 600]
-    assert selected_epochs([0, 700]) == [0, 700]
-    assert len(selected_epochs(range(10**5))) <= 24
-
-
-def test_epochs_table_of_several_runs(tmp_path):
-    one = write_run(tmp_path / "one", valid=[300.0, 100.0])
-    two = write_run(tmp_path / "two", valid=[200.0, "nan", 90.0])
-    table = epochs_table(read_runs([one, two]))
-    assert table.headings == ["run", "1", "2", "3"]
-    assert [list(row) for row in table.rows] == [
-        ["one", "300.00", "100.00", ""],
-        ["two", "200.00", "nan", "90.00"],
-    ]
-
-
-def test_time_to_a_perplexity_is_that_of_the_first_epoch_below_it(tmp_path):
-    one = write_run(tmp_path / "one", valid=[300.0, 100.0, 120.0, 60.0], seconds=60.0)
-    two = write_run(tmp_path / "two", valid=["nan", 150.0], seconds=3600.0)
-    table = time_table(read_runs([one, two]), [200.0, 100.0, 50.0])
-    assert table.headings == ["run", "200", "100"]
-    assert [list(row) for row in table.rows] == [
-        ["one", "2 min 00 s", "2 min 00 s"],
-        ["two", "2 h 00 min", ""],
-    ]
-
-
-def test_milestones_are_round_and_closer_together_near_the_best():
-    assert milestones(60.09) == [241.0, 181.0, 121.0, 91.0, 76.0, 70.0, 67.0, 64.0, 62.0, 61.0]
-    for best in (1.001, 7.3, 57.0, 99.0, 1234.0):
-        found = milestones(best)
-        assert 5 <= len(found) <= 12
-        assert found == sorted(found, reverse=True)
-        assert best <= found[-1] <= 1.25 * best
 
 
 def test_tables_note_changes_to_the_recipe(tmp_path):

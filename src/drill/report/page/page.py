@@ -210,18 +210,15 @@ def _each(
 
 def _curves(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
     curves = {run.name: [Curve.of(run)] for run in runs}
-    yield "figure", figures.epochs_figure(curves, look)
-    yield "figure", figures.training_figure(curves, look)
-    yield "table", ("Validation perplexity by epoch", result_tables.epochs_table(runs))
+    for figure in (figures.epochs_figure(curves, look), figures.training_figure(curves, look)):
+        if figure is not None:
+            yield "figure", figure
 
 
 def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
     curves = {run.name: [Curve.of(run)] for run in runs}
     if (figure := figures.time_figure(curves, look)) is not None:
         yield "figure", figure
-        best = min(y for (curve,) in curves.values() for _, y in curve.seconds if y > 0.0)
-        caption = "Time to the first validation at or below a perplexity"
-        yield "table", (caption, result_tables.time_table(runs, result_tables.milestones(best)))
 
 
 def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:

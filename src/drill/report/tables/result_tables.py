@@ -1,6 +1,5 @@
 """Tables of runs and of ledgers."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import TypeVar
@@ -34,7 +33,6 @@ SPREAD_NOTE = (
     "that have been tested, where there are any."
 )
 BITS = "test_bits_per_byte"
-SHOWN_EPOCHS = 12  # of more, a selection
 
 
 # -- results --------------------------------------------------------------------------------------
@@ -227,60 +225,6 @@ def paper_notes(rows: Sequence[Sequence[Cell]], gap_note: str = GAP_NOTE) -> lis
     notes = [gap_note] if not all(gaps) else []
     notes += [BLEU_NOTE] if any(gaps) else []
     return [*notes, TUNED_NOTE] if any(row["paper"].endswith(" ft") for row in cells) else notes
-
-
-# -- curves ---------------------------------------------------------------------------------------
-
-
-def epochs_table(runs: Sequence[RunSummary]) -> Table:
-    """Validation perplexity of every run at a few epochs, also inside an epoch."""
-    curves = {run.name: {round(p.epochs_done, 2): p.valid for p in run.validations} for run in runs}
-    epochs = selected_epochs(sorted({epoch for curve in curves.values() for epoch in curve}))
-    return Table.of(
-        [
-            [
-                ("run", name),
-                *((f"{epoch:g}", numbers.perplexity(curve.get(epoch))) for epoch in epochs),
-            ]
-            for name, curve in curves.items()
-        ]
-    )
-
-
-def selected_epochs(epochs: Sequence[float]) -> list[float]:
-    """All of a few. Of many whole epochs those at 1, 2, 3, 5 and their tens and hundreds, and the
-    last; of validations inside a few epochs some at equal distances."""
-    if len(epochs) <= SHOWN_EPOCHS:
-        return list(epochs)
-    whole = [epoch for epoch in epochs if epoch == int(epoch)]
-    if len(whole) < SHOWN_EPOCHS / 2:
-        last = len(epochs) - 1
-        return [epochs[round(n * last / (SHOWN_EPOCHS - 1))] for n in range(SHOWN_EPOCHS)]
-    round_numbers = {digit * 10**power for power in range(7) for digit in (1, 2, 3, 5)}
-    return [epoch for epoch in epochs if epoch in round_numbers or epoch == epochs[-1]]
-
-
-MULTIPLES = (4.0, 3.0, 2.0, 1.5, 1.25, 1.15, 1.1, 1.05, 1.02, 1.0)
-
-
-def milestones(best: float) -> list[float]:
-    """Perplexities on the way down to ``best``, rounded up to two digits."""
-    step = 10.0 ** (math.floor(math.log10(best)) - 1)
-    found = {round(math.ceil(best * each / step) * step, 9) for each in MULTIPLES}
-    return sorted(found, reverse=True)
-
-
-def time_table(runs: Sequence[RunSummary], perplexities: Sequence[float]) -> Table:
-    """How long each run took to reach each perplexity; one that no run reached is left out."""
-    rows = []
-    for run in runs:
-        points = [(point.valid, point.elapsed) for point in run.validations]
-        cells = [
-            (f"{wanted:,g}", numbers.duration(seconds_to(wanted, points)))
-            for wanted in perplexities
-        ]
-        rows.append([("run", run.name), *cells])
-    return Table.of(rows)
 
 
 def seconds_to(
