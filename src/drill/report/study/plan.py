@@ -18,7 +18,7 @@ paper = "ptb-tied"  # whose figures of the paper are shown; those of the recipe 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -161,7 +161,7 @@ class _Options:
     bleu: Sequence[str] = ()
 
 
-PLAN_KEYS = ("name", "ledger", "baseline", "options", "row")
+PLAN_KEYS = ("ledger", "baseline", "options", "row")
 
 
 def read_plan(path: Path | str) -> Plan:
@@ -182,24 +182,19 @@ def read_plan(path: Path | str) -> Plan:
 
 
 def _plan(tables: dict[str, Any], name: str) -> Plan:
-    shared = {key: value for key, value in tables.items() if key not in PLAN_KEYS}
+    shared = {key: value for key, value in tables.items() if key not in ("name", *PLAN_KEYS)}
     given = tables.get("row")
     if not isinstance(given, list) or not given or not all(isinstance(row, dict) for row in given):
         raise SettingsError("has no rows; add [[row]] with a name and a recipe")
     if "recipe" in shared:
         raise SettingsError("recipe: belongs into a [[row]]")
-    known = [*PLAN_KEYS, *(each.name for each in fields(PlanRow) if each.name != "recipe")]
-    for key in shared:
-        if key not in known:
-            hint = nearest(key, {each: f"plan.{each}" for each in known})
-            raise SettingsError(f"unknown setting{hint}", key=f"plan.{key}")
     name, options = tables.get("name", name), tables.get("options", {})
     ledger = tables.get("ledger", name)
     if not isinstance(name, str) or not isinstance(ledger, str) or not isinstance(options, dict):
         raise SettingsError("name and ledger must be strings, and options a table")
     if not ledger.strip() or "/" in ledger:
         raise SettingsError(f"names a file of results/, so it cannot be {ledger!r}", key="ledger")
-    with_defaults("plan", {"name": "-", "recipe": "-", **shared}, PlanRow)
+    with_defaults("plan", {"name": "-", "recipe": "-", **shared}, PlanRow, also=PLAN_KEYS)
     rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
     names = [row.name for row in rows]
     for each in names:
