@@ -117,7 +117,7 @@ def test_messages_are_one_line():
         (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
         (["report"], "--ledger"),
         (["report", "runs"], "runs: is not a run folder; name run folders, such as runs/*/"),
-        (["report", "rows.jsonl"], "--ledger rows.jsonl"),
+        (["report", "rows.jsonl"], "--ledger"),
         (["report", "runs/tiny", "-o", ""], "."),
         (["ledger", "add", "nowhere"], "nowhere"),
     ],

@@ -70,7 +70,7 @@ def report(
     accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
-        check_same_search([each for each in folders if task_of(each) == TRANSLATION], display.note)
+        check_same_search([each for each in folders if task_of(each) == TRANSLATION])
         for folder in folders:
             display.note(f"reading {folder}")
             if task_of(folder) == TRANSLATION:
@@ -85,7 +85,6 @@ def report(
                     accuracy.setdefault(kind, {})[names[folder]] = each
             else:
                 found.add(names[folder], load_language_model(folder, device=device), bands, samples)
-    verb = "replaced" if out.is_file() else "wrote"
     page = write_report(
         folders,
         out,
@@ -95,7 +94,7 @@ def report(
         samples=found.samples,
         title=title,
     )
-    echo(f"{verb} {page}")
+    echo(f"wrote {page}")
 
 
 def record(
@@ -133,11 +132,9 @@ def _run_folders(given: list[Path]) -> list[Path]:
 
     found = [path for path in given if is_run(path)]
     for path in given:
+        if not found:
+            near = nearest_run(path, "name run folders, such as runs/*/, and ledgers by --ledger")
+            raise SettingsError(f"is not a run folder{near}", key=str(path))
         if path not in found:
-            hint = f"use --ledger {path}" if path.suffix == Path(LEDGER).suffix else None
-            near = "" if found or hint else nearest_run(path, "name run folders, such as runs/*/")
-            other = SettingsError(f"is not a run folder{near}", key=str(path), hint=hint)
-            if not found:
-                raise other
-            display.note(f"{other}; left out")
+            display.note(f"{path}: is not a run folder; left out")
     return found

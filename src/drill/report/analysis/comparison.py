@@ -27,7 +27,7 @@ from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, wor
 from drill.report.tables.band_tables import TextBands
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.translation.evaluate import DecodingInfo, read_decoding_info
+from drill.translation.evaluate import read_decoding_info
 from drill.translation.run import TranslationRun
 
 Say = Callable[[str], None]
@@ -154,41 +154,22 @@ def stored_bands(run: TranslationRun, say: Say) -> dict[str, list[AccuracyBand]]
     return accuracy_bands(run, run.split(SPLIT)[0].target, read_lines(path), say)
 
 
-def check_same_search(folders: Sequence[Path], say: Say) -> None:
-    """SettingsError where the stored translations of runs were made with different searches.
-
-    Remarks on translations by unknown searches, or by other weights than those of the run's test.
-    """
-    known: dict[Path, DecodingInfo] = {}
+def check_same_search(folders: Sequence[Path]) -> None:
+    """SettingsError where the stored translations of runs were made with different searches."""
+    known: dict[str, Path] = {}
     for folder in folders:
         run = RunFolder(folder)
         language = settings_of(run).data["target"]
-        if not run.hypotheses(SPLIT, language).exists():
-            continue  # ``stored_bands`` raises
-        info = read_decoding_info(run, SPLIT, language)
-        if info is None:
-            if len(folders) > 1:
-                say(
-                    f"{folder}: the search that made its translations is unknown, so they may not "
-                    f"be comparable; `{_again(folder)}` makes them again"
-                )
-            continue
-        tested = (run.test_row() or {}).get("weights")
-        if tested not in (None, info.weights):
-            say(
-                f"{folder}: its translations were made with the {info.weights} weights, its test "
-                f"with the {tested} ones; `{_again(folder)}` makes them again"
-            )
-        known[folder] = info
-        other, wanted = next(iter(known.items()))
-        if info.search != wanted.search:
-            raise SettingsError(
-                f"translations of {other} were made with {wanted.search}, those of {folder} with "
-                f"{info.search}, so they are not comparable",
-                key="--bands",
-                hint=f"run `{_again(folder)} --beam {wanted.beam_size} --length-penalty "
-                f"{wanted.length_penalty:g}`",
-            )
+        if run.hypotheses(SPLIT, language).exists():  # else ``stored_bands`` raises
+            info = read_decoding_info(run, SPLIT, language)
+            known |= {} if info is None else {info.search: folder}
+    if len(known) > 1:
+        made = ", ".join(f"{folder} with {search}" for search, folder in known.items())
+        raise SettingsError(
+            f"translations are not comparable: {made}",
+            key="--bands",
+            hint=f"make them again with `{_again(Path('RUN'))} --beam N --length-penalty X`",
+        )
 
 
 def _again(folder: Path) -> str:
