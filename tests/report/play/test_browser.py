@@ -131,28 +131,6 @@ def test_subwords_by_keyboard(subword_workspace, serve, open_page):
     page.wait_for_function("document.activeElement.closest('.words') !== null")
 
 
-def test_a_paste_of_10_mb_is_an_error_on_the_page(workspace, serve, open_page):
-    page = open_page(serve(workspace, "runs/tiny"), width=1200, scheme="dark")
-    page.locator("#next-words button").first.wait_for()
-    page.locator("#tab-score").click()
-    page.evaluate(
-        """() => {
-            const clipboardData = new DataTransfer();
-            clipboardData.setData("text/plain", "word ".repeat(2e6));
-            const options = {clipboardData, bubbles: true, cancelable: true};
-            const paste = new ClipboardEvent("paste", options);
-            document.getElementById("score-text").dispatchEvent(paste);
-        }"""
-    )
-    page.locator("#error").wait_for()
-    assert "20,000" in page.locator("#error").inner_text()
-    page.locator("#score-text").fill("word " * 5000)
-    page.locator("#score-form button").click()
-    page.get_by_text("25,000 characters").wait_for()
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert max(map(int, re.findall(r"\d+", dark))) < 64
-
-
 def test_a_translator_by_keyboard(translator_workspace, serve, open_page):
     page = open_page(serve(translator_workspace, "runs/tiny"))
     page.locator("#translate").wait_for()  # its panel opens when the runs are known

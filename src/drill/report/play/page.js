@@ -4,7 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const EOS = "<eos>";
 const START = "▁"; // in front of a subword that begins a word
-let setup = { runs: [], task: null, unit: "word", max_text: 0 };
+let setup = { runs: [], task: null, unit: "word" };
 
 const make = drill_plots.html; // (tag, attributes and listeners, ...children)
 const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
@@ -23,20 +23,7 @@ async function checked(response) {
   throw new Error(answer.error);
 }
 
-function too_long(text) {
-  if (!text || text.length <= setup.max_text) return "";
-  return `${text.length.toLocaleString("en")} characters; give at most ${setup.max_text.toLocaleString("en")}`;
-}
-document.addEventListener("paste", (event) => {
-  const message = too_long(event.clipboardData?.getData("text/plain"));
-  if (!message) return;
-  event.preventDefault(); // a text box of megabytes would freeze the page
-  show_error(message);
-});
-
 async function ask(path, body, signal) {
-  const message = too_long(body?.text) || too_long(body?.word);
-  if (message) throw new Error(message);
   const options = body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   const answer = await fetch(`/api/${path}`, { ...options, signal }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("no answer from the server; is drill play still running?");

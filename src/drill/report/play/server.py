@@ -24,8 +24,7 @@ from drill.report.play.answers import Player
 from drill.training.options import DEFAULT_BEAM_SIZE
 
 HOSTS = ("127.0.0.1", "localhost")
-MAX_BODY = 1 << 16  # bytes of a request
-MAX_TEXT = 20_000  # characters; page.js has it from /api/runs
+MAX_TEXT = 20_000  # characters
 MAX_TOKENS = 500  # of a sample
 
 PAGE = Path(__file__).parent
@@ -87,7 +86,6 @@ class Server:
             ],
             "task": self.players[0].task if self.players else None,
             "unit": "subword" if self.players and self.players[0].subwords else "word",
-            "max_text": MAX_TEXT,
         }
 
     def curves(self, _: dict[str, Any]) -> Any:
@@ -182,8 +180,7 @@ def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManage
             given = await _body(request) if request.method == "POST" else {}
             found = await run_in_threadpool(answer)
         except (DrillError, ValueError, ArithmeticError, OSError) as error:
-            status = 413 if isinstance(error, TooLarge) else 400
-            return JSONResponse({"error": str(error)}, status)
+            return JSONResponse({"error": str(error)}, 400)
         if isinstance(found, Iterator):
             return StreamingResponse(found, media_type="application/x-ndjson")
         return JSONResponse(found)
@@ -191,20 +188,11 @@ def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManage
     return endpoint
 
 
-class TooLarge(SettingsError):
-    """A request over MAX_BODY."""
-
-
 async def _body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise SettingsError("is application/json", key="Content-Type")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise TooLarge(f"is larger than {MAX_BODY:,} bytes; send less text", key="request")
     try:
-        given = json.loads(body)
+        given = json.loads(await request.body())
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
