@@ -61,7 +61,6 @@ def analyse(
                 replace(losses, notes=[*losses.notes, STREAMS]),
                 band_tables.changes_table(text),
                 band_tables.calibration_table(text.calibration),
-                band_tables.reliability_table(text.calibration),
                 band_tables.norms_table(text.norms),
                 band_tables.nearest_table(text.nearest),
             ):

@@ -245,7 +245,6 @@ def _calibration(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
     if text.calibration:
         yield "figure", figures.reliability_figure(text.calibration, look)
         yield "table", ("Calibration", band_tables.calibration_table(text.calibration))
-        yield "table", ("Accuracy by confidence", band_tables.reliability_table(text.calibration))
 
 
 def _labels(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:

@@ -125,23 +125,6 @@ def calibration_table(calibration: Mapping[str, Calibration]) -> Table:
     return Table.of(rows, [note])
 
 
-def reliability_table(calibration: Mapping[str, Calibration]) -> Table:
-    bins = {name: {bin.low: bin for bin in each.bins} for name, each in calibration.items()}
-    ends = {bin.low: bin.high for each in bins.values() for bin in each.values()}
-    rows = []
-    for low in sorted(ends):
-        row = [("confidence", f"{100 * low:.3g} to {100 * ends[low]:.3g}")]
-        for name, each in bins.items():
-            bin = each.get(low)
-            row += [
-                (f"{name}, tokens", numbers.count(bin.tokens if bin else None)),
-                (f"{name}, confidence", _share(bin.confidence) if bin else numbers.NOTHING),
-                (f"{name}, accuracy", _share(bin.accuracy) if bin else numbers.NOTHING),
-            ]
-        rows.append(row)
-    return Table.of(rows)
-
-
 def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
     rows = []
     for line in zip(*norms.values(), strict=True):
