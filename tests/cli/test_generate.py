@@ -1,12 +1,9 @@
 """`drill generate` and `drill score`."""
 
 import json
-import shutil
 
 import pytest
-import torch
 
-from drill.training.run.checkpoint import load, save
 from tests.helpers.files import contents
 
 UNTRAINED = "<unk> does not occur in the training text"
@@ -69,23 +66,6 @@ def test_words_are_printed_below_their_line_in_its_columns(run_cli):
     assert [row["tokens"] for row in rows] == ["3", "", "", "", "2", "", ""]
     words = sum(float(row["log p"]) for row in rows[1:4])
     assert words == pytest.approx(float(rows[0]["log p"]), abs=1e-3)
-
-
-def test_a_line_without_probability_is_printed_and_no_success(run_cli, cli_error, workspace):
-    shutil.copytree(workspace / "runs/tiny", workspace / "runs/never")
-    path = workspace / "runs/never/best.safetensors"
-    tensors, numbers = load(path)
-    words = json.loads((workspace / "runs/never/vocabulary.json").read_text())["words"]
-    tensors["layer.bias"][words.index("boat")] = -torch.inf
-    save(path, tensors, numbers)
-    text = "lamp\nsea boat\nboat\n"
-    code, out, err = run_cli("score", "runs/never", "--json", "--words", stdin=text)
-    rows = [json.loads(line, parse_constant=pytest.fail) for line in out.splitlines()]
-    assert (code, [row["perplexity"] for row in rows[1:]]) == (1, ["inf", "inf"])
-    assert rows[1]["words"][1] == ["boat", "-inf"]
-    assert err.startswith("drill: standard input: line 2: ")
-    cli_error("score", "runs/never", stdin=text, key="line 2")
-    assert run_cli("score", "runs/never", stdin="lamp\n")[0] == 0
 
 
 @pytest.mark.parametrize("words", [["empty.txt"], [], ["--json"], ["--header"]])

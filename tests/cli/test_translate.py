@@ -132,12 +132,6 @@ def test_errors_are_one_line(cli_error, words, stdin, key):
     cli_error(*TINY, *words, stdin=stdin, key=key)
 
 
-def test_lines_before_one_that_cannot_be_read_are_translated(run_cli):
-    code, out, err = run_cli(*TINY, stdin=b"abc\nde\n\xff\nabc\n")
-    assert (code, "line 3 is not UTF-8" in err) == (1, True)
-    assert out == run_cli(*TINY, stdin="abc\nde\n")[1]
-
-
 def test_out_of_memory_in_a_search_names_batch_tokens(cli_error, monkeypatch, caplog):
     """Not of training.max_tokens, which no search reads."""
 

@@ -1,6 +1,5 @@
 """`drill generate` and `drill score`: sample text from a language model; log p of lines."""
 
-import math
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from drill.language_modeling.scoring import Scored
 
 UNK = "<unk>"
-NAMED_AT_MOST = 20  # unknown words of a text that is scored
+NAMED_AT_MOST = 20  # unknown words of a text
 COLUMNS = ("log p", "tokens", "unknown", "perplexity", "text")
 
 
@@ -122,33 +121,24 @@ def print_scores(
             lines_per_block=1 if interactive else 1024,
         )
         unknown: dict[str, None] = {}  # in the order of the text, each once
-        infinite, count = 0, 0
+        count = 0
         for count, each in enumerate(found, start=1):
             if header and count == 1:
                 typer.echo("\t".join(COLUMNS))
             typer.echo(_printed(each, words, as_json))
-            if interactive:
-                _name_unknown(each.unknown)
             unknown |= dict.fromkeys(each.unknown)
-            if not infinite and math.isinf(each.perplexity):
-                infinite = count
         if count == 0:
             raise DataError("has no line", key=name_of(file), hint="give one sentence per line")
-        if not interactive and not as_json:
-            _name_unknown([*unknown], at_most=NAMED_AT_MOST)
+        if not as_json:
+            _name_unknown([*unknown])
         if unknown:
             note_if_unk_is_untrained(loaded.vocabulary)
-        if infinite:  # printed, but no success: see evaluation_rows
-            raise DataError(
-                f"line {infinite}: the perplexity is infinite: {options.ZERO_PROBABILITY}",
-                key=name_of(file),
-            )
 
 
-def _name_unknown(words: Sequence[str], at_most: int | None = None) -> None:
+def _name_unknown(words: Sequence[str]) -> None:
     others = [word for word in words if word != UNK]
-    shown = others[:at_most]
-    more = f" and {len(others) - len(shown):,} more; see --json" if others[len(shown) :] else ""
+    shown = others[:NAMED_AT_MOST]
+    more = f" and {len(others) - len(shown):,} more" if others[len(shown) :] else ""
     if others:
         note(f"not in the vocabulary, read as {UNK}: {' '.join(shown)}{more}")
 

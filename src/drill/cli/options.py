@@ -13,8 +13,6 @@ from drill.errors import DataError, DrillError, SettingsError
 from drill.files import UNPACKING_FAULTS, decode_text, opened_text
 from drill.recipes.reader import recipe_names
 
-ZERO_PROBABILITY = "the weights give a word zero probability; evaluate others, or train again"
-
 
 class Split(StrEnum):  # typer has no lists of literals
     train = "train"
@@ -107,8 +105,8 @@ def name_of(file: Path | None) -> str:
 def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[str]]:
     """Lines of a file or of standard input, in blocks as they arrive.
 
-    A .gz or .xz file is unpacked. A line that is not UTF-8 is a DataError, after the lines before
-    it have been yielded; so is one with NUL, unless ``nul``.
+    A .gz or .xz file is unpacked. A line that is not UTF-8 is a DataError, and so is one with NUL,
+    unless ``nul``.
     """
     if file is None or is_standard_input(file):
         yield from _blocks(sys.stdin.buffer, name_of(file), nul)
@@ -118,7 +116,7 @@ def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[st
 
 
 def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
-    rest, number, more = b"", 0, True
+    rest, done, more = b"", 0, True
     while more:
         try:
             chunk = stream.read1(CHUNK)
@@ -128,14 +126,9 @@ def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
         *lines, rest = (rest + chunk).split(b"\n")
         if not more and rest:
             lines.append(rest)
-        found: list[str] = []
-        for line in lines:
-            number += 1
-            try:
-                found.append(decode_text(line.removesuffix(b"\r"), name, number, nul=nul))
-            except DataError:
-                if found:
-                    yield found
-                raise
-        if found:
-            yield found
+        if lines:
+            yield [
+                decode_text(line.removesuffix(b"\r"), name, number, nul=nul)
+                for number, line in enumerate(lines, start=done + 1)
+            ]
+        done += len(lines)

@@ -35,10 +35,7 @@ Row = dict[str, Any]
 CARRIES_STATE = {"dynamic": "dynamic evaluation", "cache": "the cache pointer"}
 """Kinds of evaluation that go on from segment to segment, as errors call them."""
 
-HINTS = {
-    "dynamic": "the weights diverged; take a smaller --lr or a larger --decay",
-    "cache": "a word that is not in the cache has no probability; take a smaller --lambda",
-}
+ZERO_PROBABILITY = "a word has zero probability; take other options or weights"
 
 
 class EvaluatedText(NamedTuple):
@@ -77,9 +74,8 @@ def evaluation_rows(
     yield add
     if infinite:
         row = infinite[0]
-        hint = HINTS.get(row["kind"], options.ZERO_PROBABILITY)
         raise SettingsError(
-            f"the perplexity is infinite (loss {row['loss']:.4g}): {hint}",
+            f"the perplexity is infinite (loss {row['loss']:.4g}): {ZERO_PROBABILITY}",
             key=f"{row['kind']} {text_name(row)}",
         )
 
