@@ -7,11 +7,12 @@ import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from drill.language_modeling.evaluation.frequency_bands import Band, frequency_bands
-from drill.report import TextBands, markdown, record, write_report
+from drill.report import TextBands, markdown, page, record, write_report
 from drill.report.page.figures import (
     COLOURS,
     DASHES,
@@ -189,6 +190,14 @@ def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
     assert len(set(many.values())) == COLOURS * DASHES  # no two look alike
 
 
+def test_every_colour_and_dash_has_its_style():
+    style = Path(page.__file__).with_name("plots.css").read_text(encoding="utf-8")
+    for n in range(COLOURS):
+        assert f".c{n} {{ --c: var(--c{n}); }}" in style
+    for n in range(1, DASHES):
+        assert re.search(rf"\.d{n} path {{ stroke-dasharray: [\d ]+; }}", style)
+
+
 def test_the_best_so_far_never_rises():
     values = [(10.0, math.nan), (20.0, 90.0), (None, 85.0), (30.0, 95.0), (40.0, 80.0)]
     assert best_so_far(values) == [(10.0, math.inf), (20.0, 90.0), (30.0, 85.0), (40.0, 80.0)]
@@ -284,7 +293,7 @@ def test_markdown_has_the_tables(ledger, runs):
     assert titles[2].endswith("runs.jsonl")
     assert titles[3] == "## Warnings"
     assert "| ptb-drill-4 | deep-residual 4 |" in text
-    assert "evaluations.jsonl: left out 1 of unknown weights" in text
+    assert "evaluations.jsonl: left out 1 of other weights" in text
     assert "## By recipe" not in markdown(runs[:2])  # without seeds
     assert markdown([], [ledger]).startswith(titles[2])
 
