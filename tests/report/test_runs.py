@@ -190,9 +190,8 @@ def test_evaluations_of_other_weights_are_left_out_with_a_remark(tmp_path):
     write_evaluations(folder, [row, early, row, own, last])
     run = read_run(folder)
     assert run.evaluations == (own,)
-    named = [("2 of unknown",), ("1 of best weights of epoch 2",), ("last weights of step 40",)]
-    for remark, words in zip(run.remarks, named, strict=True):
-        assert all(word in remark for word in (f"{folder}/evaluations.jsonl", *words))
+    (remark,) = run.remarks
+    assert remark.startswith(f"{folder}/evaluations.jsonl: left out 4 of other weights")
 
 
 @pytest.mark.parametrize("content", [None, b"no weights"])

@@ -13,10 +13,9 @@ import typer
 from numpy.typing import NDArray
 
 from drill.cli import options
-from drill.cli.display import counting, note, table_text
-from drill.cli.generate import note_if_unk_is_untrained
+from drill.cli.display import counting, table_text
 from drill.cli.options import Precision, Split, Weights, as_settings_error
-from drill.data import EOS, UNK
+from drill.data import UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
 from drill.files import digest
@@ -141,13 +140,6 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
     vocabulary = run.vocabulary
     ids = encode_text(read_own_text(path), vocabulary)
     unknown = int((ids == vocabulary.ids[UNK]).sum()) if UNK in vocabulary else 0
-    if unknown:
-        words = int((ids != vocabulary.ids[EOS]).sum())
-        note(
-            f"{path}: {unknown:,} of its {words:,} words ({unknown / words:.1%}) are {UNK} to the "
-            "model, which counts as one word in the perplexity"
-        )
-        note_if_unk_is_untrained(vocabulary)
     row: Row = {"split": OWN_FILES, "text": str(path), "sha256": digest(path, "sha256")}
     return EvaluatedText(str(path), ids, batch_size, row | {"unknown": unknown})
 

@@ -5,7 +5,6 @@ the weights that the run was tested with are used: a run may have been trained f
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,11 +73,8 @@ def read_evaluations(
         remarks.append(f"{path}: left out, since the tested weights cannot be read ({error})")
         return ()
     used = [row for row in rows if row.get("weights_fingerprint") == tested]
-    others = Counter(_weights(row) for row in rows if row not in used)
-    for weights, count in others.items():
-        remarks.append(
-            f"{path}: left out {count} of {weights}, not those of the test; evaluate again"
-        )
+    if others := len(rows) - len(used):
+        remarks.append(f"{path}: left out {others} of other weights than the test; evaluate again")
     return tuple(latest(used))
 
 
@@ -118,13 +114,6 @@ def _group(row: Evaluation) -> str:
     """Equal for rows of the same weights and settings."""
     belongs = {key: value for key, value in row.items() if key not in MEASURED}
     return json.dumps(belongs, sort_keys=True, default=str)
-
-
-def _weights(row: Evaluation) -> str:
-    """``best weights of epoch 2``."""
-    when = next((key for key in ("epoch", "step") if f"weights_{key}" in row), None)
-    of = "" if when is None else f" of {when} {row[f'weights_{when}']}"
-    return f"{row.get('weights', 'unknown')} weights{of}"
 
 
 def _setting(key: str, value: Any) -> str:
