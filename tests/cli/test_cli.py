@@ -1,6 +1,5 @@
 """The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
 
-import json
 import os
 import re
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from drill import LAYERS, __version__
+from drill import __version__
 from drill.cli import main
 from drill.cli.app import COMMANDS, app
 from tests.helpers.processes import python
@@ -23,19 +22,6 @@ def invoke(*arguments: str):
 
 def test_the_version():
     assert invoke("--version").output == f"drill {__version__}\n"
-
-
-def test_json_holds_the_sizes_and_exact_counts():
-    sizes = "--vocabulary 507 --embedding-dim 24 --hidden-size 40 --joint 12 --tokens 33"
-    answer = json.loads(invoke("layers", *sizes.split(), "--json").output)
-    assert answer["vocabulary"] == 507
-    assert answer["hidden"] == 40
-    rows = {row["layer"]: row for row in answer["layers"]}
-    assert list(rows) == list(LAYERS)
-    assert rows["dual"]["parameters"] == 24 * 12 + 12 * 40 + 2 * 12 + 507
-    assert rows["tied"]["hidden"] == 24
-    assert rows["tied"]["train_over_tied"] == 1
-    assert rows["full"]["train_flops"] == 6 * 33 * 507 * 40
 
 
 def test_layers_that_need_equal_widths_say_so():

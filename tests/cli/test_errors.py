@@ -138,7 +138,7 @@ def test_a_setting_given_as_an_option_is_answered_with_the_way_to_set_it(run_cli
 @pytest.mark.parametrize(
     "words",
     [
-        "layers --json", "recipes", "data", "--help", "--version", "evaluate runs/tiny",
+        "layers", "recipes", "data", "--help", "--version", "evaluate runs/tiny",
         "generate runs/tiny", "score runs/tiny text/test.txt", "train tiny.toml --device cpu",
     ],
 )  # fmt: skip

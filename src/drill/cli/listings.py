@@ -235,7 +235,6 @@ def layers(
     joint: Annotated[
         int | None, Option(min=1, max=10**5, help="Joint size of dual; d by default.")
     ] = None,
-    as_json: options.Json = False,
 ) -> None:
     """List the output layers and their cost.
 
@@ -247,35 +246,15 @@ def layers(
     hidden, joint = hidden or width, joint or width
     built = example_layers(vocabulary, width, hidden, depth=depth, experts=experts, joint=joint)
     costs = {name: cost(layer, tokens) for name, layer in built.items()}
-    rows = [
-        {
-            "layer": name,
-            "g_out": FORMULAE[name][0],
-            "g_in": FORMULAE[name][1],
-            "hidden": built[name].hidden_size,
-            **asdict(costs[name]),
-            "train_over_tied": costs[name].train_flops / costs["tied"].train_flops,
-        }
-        for name in built
-    ]
-    if as_json:
-        sizes = {"vocabulary": vocabulary, "width": width, "hidden": hidden, "tokens": tokens}
-        sizes |= {"depth": depth, "experts": experts, "joint": joint}
-        echo(json.dumps({**sizes, "layers": rows}, indent=2))
-        return
     headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
-    cells = [
-        [
-            *(row[key] for key in ("layer", "g_out", "g_in")),
-            f"{row['parameters']:,}",
-            _giga(row["train_flops"]),
-            f"{t:,.2f}" if (t := row["train_over_tied"]) >= 0.01 else f"{t:.1g}",  # not 0.00
-            _giga(row["inference_flops"]),
-            "yes" if row["folded"] else "no",
-        ]
-        for row in rows
-    ]
-    table = plain_table([*headings, "infer\nGFLOP", "folds"], cells, left=3, padding=(0, 1, 0, 0))
+    rows = []
+    for name, of in costs.items():
+        over = of.train_flops / costs["tied"].train_flops
+        over_tied = f"{over:,.2f}" if over >= 0.01 else f"{over:.1g}"  # not 0.00
+        train, infer = _giga(of.train_flops), _giga(of.inference_flops)
+        folds = "yes" if of.folded else "no"
+        rows.append([name, *FORMULAE[name], f"{of.parameters:,}", train, over_tied, infer, folds])
+    table = plain_table([*headings, "infer\nGFLOP", "folds"], rows, left=3, padding=(0, 1, 0, 0))
     console = Console(highlight=False, width=200)  # numbers must not be cut
     console.print(f"V = {vocabulary:,} labels, d = {width:,}, d_h = {hidden:,}", end=", ")
     console.print(f"N = {tokens:,} tokens a step\n")
@@ -284,7 +263,7 @@ def layers(
     console.print(
         f"shown with --depth {depth}, --experts {experts} of mixture and --joint {joint:,} of dual"
     )
-    if narrow := [row["layer"] for row in rows if row["hidden"] == width != hidden]:
+    if narrow := [name for name in built if built[name].hidden_size == width != hidden]:
         console.print(f"shown for d_h = d = {width:,}, which they require: {', '.join(narrow)}")
 
 
