@@ -75,8 +75,8 @@ def test_unknown_words_are_counted_before_training(run_cli, workspace):
     assert "2.0% of the training tokens, 20.0% of the test tokens" in rare
     assert "<unk>" not in run_cli(*words)[2]  # it is trained already
     assert rare in run_cli(*words, *sets("training.epochs=3"))[2].splitlines()
-    assert run_cli("data", "rare.txt", "--min-count", "3")[1].splitlines()[2] == rare
-    assert ": 0.0% of the training" in run_cli("data", "rare.txt")[1].splitlines()[2]
+    assert run_cli("data", "rare.txt", "--min-count", "3")[1].splitlines()[1] == rare
+    assert ": 0.0% of the training" in run_cli("data", "rare.txt")[1].splitlines()[1]
 
 
 def test_an_infinite_perplexity_is_printed(run_cli):
@@ -91,19 +91,17 @@ def test_an_infinite_perplexity_is_printed(run_cli):
 def test_max_minutes_ends_a_run(run_cli, workspace):
     brief = (*TINY, "--name", "brief", "--set")
     for _ in range(2):  # trained, and asked again
-        code, out, err = run_cli(*brief, "training.max_minutes=1e-6")
+        code, out, _ = run_cli(*brief, "training.max_minutes=1e-6")
         assert code == 0
         assert "(best of 1 epoch: 1; " in out
-        assert "training.max_minutes" in err.splitlines()[-1]
-    _, out, err = run_cli(*brief, "training.max_minutes=1e-6", "-q")
-    assert (err, out.endswith(", ended by training.max_minutes)\n")) == ("", True)
+        assert out.endswith(", ended by training.max_minutes)\n")
     assert "max_minutes = 1e-06" in (workspace / "runs/brief/recipe.toml").read_text()
     for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
         assert run_cli(*words)[0] == 0
     for limit in ("none", "60"):  # of an hour that its epochs did not need
-        code, out, err = run_cli(*brief, f"training.max_minutes={limit}")
+        code, out, _ = run_cli(*brief, f"training.max_minutes={limit}")
         assert "(best of 2 epochs: 2; " in out
-        assert "ended by" not in err
+        assert "ended by" not in out
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,6 @@ def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[
     return DEFAULT if set(found) == set(DEFAULT) else (found[0], found[1])
 
 
-DEMO = "demo-drill"  # a recipe for own text
-
-
 def data(
     corpus: Annotated[
         str | None,
@@ -131,7 +128,6 @@ def data(
             f"is neither a corpus ({', '.join(names)}) nor a folder or file{near}", key=corpus
         )
     from drill.training.run.summary import share_of_unknown
-    from drill.training.settings import recipe
 
     with counting("download") as progress:
         found, vocabulary = read_corpus(corpus, min_count=min_count, progress=progress)
@@ -140,11 +136,5 @@ def data(
     echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
     if found.closed:
         return
-    demo = recipe(DEMO).data["min_count"]
-    remark = share_of_unknown(found, vocabulary, ids, min_count)
-    echo(
-        f"counted with --min-count {min_count}; `drill train` takes the recipe's "
-        f"data.min_count, {demo} in {DEMO}"
-    )
-    if remark is not None:
+    if (remark := share_of_unknown(found, vocabulary, ids, min_count)) is not None:
         echo(remark)

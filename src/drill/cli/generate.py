@@ -65,7 +65,7 @@ def generate(
         unknown = read_as_unknown(loaded.vocabulary, prompt)
         if unknown:
             _name_unknown(unknown)
-            note_if_unk_is_untrained(loaded.vocabulary)
+            _note_if_unk_is_untrained(loaded.vocabulary)
         start = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
         typer.echo(start, nl=False)  # bold on a terminal only
         for piece in pieces:
@@ -132,7 +132,7 @@ def print_scores(
         if not as_json:
             _name_unknown([*unknown])
         if unknown:
-            note_if_unk_is_untrained(loaded.vocabulary)
+            _note_if_unk_is_untrained(loaded.vocabulary)
 
 
 def _name_unknown(words: Sequence[str]) -> None:
@@ -143,7 +143,7 @@ def _name_unknown(words: Sequence[str]) -> None:
         note(f"not in the vocabulary, read as {UNK}: {' '.join(shown)}{more}")
 
 
-def note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
+def _note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
     """For a text with unknown words: whether training has seen <unk> at all."""
     if vocabulary.counts[vocabulary.ids[UNK]] == 0:
         note(

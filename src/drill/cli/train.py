@@ -168,8 +168,6 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None
         )
     if main:
         _print_outcome(outcome, folder)
-        if outcome.finished and outcome.ended_by == "max_minutes" and not quiet:
-            note("ended by training.max_minutes; set a larger one to continue")
     if not outcome.finished or outcome.interrupted:
         raise Exit(130)
 
