@@ -2,6 +2,8 @@
 
 import math
 
+from drill.training import progress
+
 NOTHING = ""  # an unknown figure
 
 
@@ -31,18 +33,5 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: ``42 s``, ``3 min 05 s``, ``2 h 30 min``, ``4 d 01 h``."""
-    if seconds is None or not math.isfinite(seconds) or seconds < 0:
-        return NOTHING
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    if round(seconds) < 3600:
-        size, small, large, ratio = 1, "s", "min", 60
-    elif round(seconds / 60) < 24 * 60:
-        size, small, large, ratio = 60, "min", "h", 60
-    else:
-        size, small, large, ratio = 3600, "h", "d", 24
-    larger, rest = divmod(round(seconds / size), ratio)
-    return f"{larger:,} {large} {rest:02d} {small}"
+    """``0:42``, ``2:30:05``."""
+    return NOTHING if seconds is None else progress.duration(seconds)
