@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, EOS, UNK, Subwords, SubwordVocabulary
-from drill.errors import DataError, DrillError, SettingsError
+from drill.errors import DataError, SettingsError
 from drill.language_modeling.evaluation.frequency_bands import default_edges, frequency_bands
 from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import new_words_blocker
@@ -293,15 +293,8 @@ def score_text(players: Sequence[LanguageModelPlayer], text: str) -> Answer:
         raise DataError("holds no words; paste some text", key="text")
     return {
         "lines": [[token for token, _ in players[0].tokens(line)] for line in lines],
-        "runs": [_losses(player, lines) for player in players],
+        "runs": [player.losses(lines) for player in players],
     }
-
-
-def _losses(player: LanguageModelPlayer, lines: Sequence[str]) -> Answer:
-    try:
-        return player.losses(lines)
-    except DrillError as error:
-        return {"error": str(error)}
 
 
 def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[Answer]:

@@ -220,8 +220,6 @@ $("score-form").addEventListener("submit", async (event) => {
   const runs = chosen();
   const answer = await latest("score", { runs, text: $("score-text").value });
   if (!answer) return;
-  const failed = answer.runs.findIndex((run) => run.error);
-  if (failed >= 0) return show_error(`${name_of(runs[failed])}: ${answer.runs[failed].error}`);
   scored = { ...answer, positions: runs };
   const heads = ["", ...runs.map(name_of), ...(runs.length > 1 ? ["B − A"] : [])];
   const numbers = (key, digits) => answer.runs.map((run) => [run[key], digits]);
