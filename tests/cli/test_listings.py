@@ -11,7 +11,6 @@ from drill.layers import LAYERS
 from drill.recipes import reader
 from drill.recipes.reader import recipe_names
 from drill.training.optim import OPTIMIZERS
-from drill.training.optim.schedules import SCHEDULES
 from drill.training.settings import flatten, recipe
 
 
@@ -64,7 +63,7 @@ def test_settings_lists_every_setting(run_cli, cli_output, name):
     rows = {row["key"]: row for row in json.loads(out)}
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
     flat = flatten(recipe(path, ["training.epochs=7"]).tables())
-    assert flat.keys() - rows.keys() <= OF_ENCODERS | OF_SCHEDULES
+    assert flat.keys() == rows.keys()
     assert all(row["value"] == flat[key] for key, row in rows.items())
     assert rows["training.epochs"]["value"] == 7
     assert all(row["type"] for row in rows.values())
@@ -94,32 +93,6 @@ def test_every_setting_has_a_description_and_none_is_left_over():
             described.add(row.key.replace(".inner.", "."))
     known = {f"{table}.{key}" for table, keys in descriptions().items() for key in keys}
     assert described == known
-
-
-OF_LENGTHS = {"training.random_lengths", "training.length_seed", "training.length_cap"}
-OF_ENCODERS = OF_LENGTHS | {"training.state_reset", "training.fsdp", "training.compile"}
-OF_SCHEDULES = {f"optimizer.{key}" for each in SCHEDULES.values() for key in each.reads}
-
-
-@pytest.mark.parametrize(
-    ("schedule", "shown"),
-    [("inverse-sqrt", ["warmup_steps"]), ("one-cycle", ["warmup"]),
-     ("cosine", ["warmup", "hold", "final"])],
-)  # fmt: skip
-def test_settings_shows_what_applies_to_the_schedule(schedule, shown):
-    changes = ["optimizer.name=adamw", f"optimizer.schedule={schedule}"]
-    keys = [row.key for row in _rows(recipe("demo-tied", changes)) if row.key in OF_SCHEDULES]
-    assert keys == [f"optimizer.{name}" for name in shown]
-
-
-def test_settings_shows_what_applies_to_the_encoder():
-    shown = {
-        name: {row.key for row in _rows(recipe(name)) if row.key in OF_ENCODERS}
-        for name in ("demo-drill", "gpt-demo", "mt-demo")
-    }
-    assert shown["gpt-demo"] == {"training.fsdp", "training.compile"}
-    assert shown["mt-demo"] == {"training.compile"}
-    assert shown["demo-drill"] == {*OF_LENGTHS, "training.state_reset"}
 
 
 def test_settings_shows_the_choices_of_a_layer():

@@ -106,8 +106,8 @@ def settings(
     """List the settings of a recipe, which --set changes.
 
     Each with its value in the recipe, default, type and meaning. Which settings there are depends
-    on the layer, the encoder, the optimizer and its schedule: add --set layer.name=mixture to see
-    those of a mixture.
+    on the layer, the encoder and the optimizer: add --set layer.name=mixture to see those of a
+    mixture.
     """
     from drill.training.run.folder import RunFolder
     from drill.training.settings import recipe as read_recipe
@@ -130,17 +130,15 @@ def settings(
 
 
 def _rows(settings: "Settings") -> Iterator[Setting]:
-    """The settings that have an effect."""
     from drill.training.schema import settable_arguments
     from drill.training.settings import ENCODER_DEFAULTS
 
-    unused = _without_effect(settings)
     special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
     for table, values, calls in _tables(settings):
         names = calls if isinstance(calls, Mapping) else {}
         arguments = settable_arguments(names[values["name"]] if names else calls)
         for key, value in values.items():
-            if isinstance(value, dict) or f"{table}.{key}" in unused:  # a wrapped layer has a table
+            if isinstance(value, dict):  # a wrapped layer has a table of its own
                 continue
             if key in arguments:
                 default = arguments[key].default
@@ -152,25 +150,6 @@ def _rows(settings: "Settings") -> Iterator[Setting]:
                 default, kind = "", kinds[key]
             described = descriptions()[table.split(".")[0]].get(key, "")
             yield Setting(f"{table}.{key}", value, default, kind, described)
-
-
-def _without_effect(settings: "Settings") -> set[str]:
-    """Settings that nothing reads with this schedule and encoder."""
-    from drill.models import ENCODERS
-    from drill.training.optim.schedules import SCHEDULES
-
-    optimizer, encoder = settings.optimizer, ENCODERS.get(settings.encoder["name"])
-    every = {key for schedule in SCHEDULES.values() for key in schedule.reads}
-    read = SCHEDULES[optimizer["schedule"]].reads if "schedule" in optimizer else ()
-    unused = {f"optimizer.{key}" for key in every.difference(read)}
-    if encoder is not None and encoder.carries_state:
-        unused.add("training.fsdp")
-    elif encoder is not None:
-        lengths = ("random_lengths", "length_seed", "length_cap", "state_reset")
-        unused.update(f"training.{key}" for key in lengths)
-    if encoder is not None and not encoder.can_compile:
-        unused.add("training.compile")
-    return unused
 
 
 def type_name(annotation: Any) -> str:
