@@ -352,37 +352,36 @@ def _differences(a: str, b: str) -> tuple[list[Any], list[Any]]:
 def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
     """Validation and training perplexities by step of the runs in ``folders``.
 
-    The ``given`` ones among them come first, then the last changed of the same corpora. Colours do
-    not depend on what changed: given runs have the first ones, which the page uses for A and B.
+    The ``given`` ones among them come first, in the colours that the page uses for A and B, then
+    the last changed of the same corpora.
     """
     found = {path.resolve() for folder in folders for path in folder.iterdir() if is_run(path)}
     first = [path for path in dict.fromkeys(each.resolve() for each in given) if path in found]
-    others = sorted(found.difference(first), key=lambda path: -_changed(path))
-    names = distinct_names([*first, *others])
-    indices = {path: n for n, path in enumerate([*first, *sorted(others)])}
-    runs: list[Answer] = []
-    corpora: set[str] = set()
-    for path in [*first, *others]:
-        if len(runs) == MAX_CURVES:
-            break
-        run, n = _read_again(path, _changed(path)), indices[path]
-        if path in first or not first:
-            corpora.add(corpus_of(run))
-        elif corpus_of(run) not in corpora:  # perplexities of other texts do not compare
-            continue
-        points = [(each.step or 0, number(each.valid)) for each in run.validations]
-        runs.append(
-            {
-                "name": names[path],
-                "look": css_classes(n, n // COLOURS),
-                "layer": run.layer,
-                "finished": run.test is not None,
-                "points": points,
-                "train": [(p.step, number(p.perplexity)) for p in run.training],
-                "best": min((y for _, y in points if y is not None), default=None),
-            }
-        )
-    return {"runs": runs}
+    others = sorted(found.difference(first), key=_changed)[-MAX_CURVES:]
+    paths = [*first, *sorted(others)]  # by name: colours do not depend on what changed last
+    names = distinct_names(paths)
+    runs = {path: _read_again(path, _changed(path)) for path in paths}
+    corpora = {corpus_of(runs[path]) for path in first or paths}  # others do not compare
+    return {
+        "runs": [
+            _curve(names[path], run, css_classes(n, n // COLOURS))
+            for n, (path, run) in enumerate(runs.items())
+            if corpus_of(run) in corpora
+        ]
+    }
+
+
+def _curve(name: str, run: RunSummary, look: str) -> Answer:
+    points = [(each.step or 0, number(each.valid)) for each in run.validations]
+    return {
+        "name": name,
+        "look": look,
+        "layer": run.layer,
+        "finished": run.test is not None,
+        "points": points,
+        "train": [(p.step, number(p.perplexity)) for p in run.training],
+        "best": min((y for _, y in points if y is not None), default=None),
+    }
 
 
 @lru_cache(maxsize=256)
