@@ -38,6 +38,8 @@ def test_layers_that_need_equal_widths_say_so():
         (["layers"], "--tokens", "many"),
         (["layers"], "--joint", "2.5"),
         (["generate", "run"], "--temperature", "nan"),
+        (["dynamic", "run"], "--lr", "-1"),
+        (["cache", "run"], "--lambda", "7"),
         (["translate", "run", "--sample"], "--temperature", "-1"),
     ],
 )

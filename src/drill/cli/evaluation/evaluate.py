@@ -111,10 +111,12 @@ def dynamic(
     split: SplitOption = None,
     text: TextOption = None,
     search: SearchOption = False,
-    lr: Annotated[float, Option(help="Learning rate of the gradient steps.")] = 5e-5,
-    decay: Annotated[float, Option(help="Decay of the weights towards the trained ones.")] = 0.002,
+    lr: Annotated[float, Option(min=0, help="Learning rate of the gradient steps.")] = 5e-5,
+    decay: Annotated[
+        float, Option(min=0, help="Decay of the weights towards the trained ones.")
+    ] = 0.002,
     eps: Annotated[
-        float, Option(help="Added to the RMS of the gradients that steps are divided by.")
+        float, Option(min=0, help="Added to the RMS of the gradients that steps are divided by.")
     ] = 2e-5,
     segment_length: Annotated[int, Option(min=1, help="Tokens between two gradient steps.")] = 5,
     limit: Annotated[int, Option(min=10, help="Validation tokens that --search reads.")] = 30_000,
@@ -138,9 +140,6 @@ def dynamic(
         raise SettingsError(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
         )
-    with as_settings_error():
-        names = {"lr": "--lr:", "decay": "--decay:", "eps": "--eps:"}
-        dynamic_evaluation.check_dynamic_settings(lr, decay, eps, names)
     fixed: dict[str, Any] = {"eps": eps, "segment_length": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
@@ -190,7 +189,7 @@ def cache(
         float, Option(help="Scale of the similarity of hidden states; 0 counts words.")
     ] = 1.0,
     lambda_: Annotated[
-        float, Option("--lambda", help="Weight of the cache in the mixture, 0 to 1.")
+        float, Option("--lambda", min=0, max=1, help="Weight of the cache in the mixture.")
     ] = 0.1,
     published: Annotated[
         bool,
@@ -217,9 +216,6 @@ def cache(
     from drill.language_modeling.evaluation import cache_pointer
 
     _check_tuned(given(context), "theta", "lambda_")
-    with as_settings_error():
-        names = {"window": "--window:", "theta": "--theta:", "lambda_": "--lambda:"}
-        cache_pointer.check_cache_settings(window, [theta], [lambda_], names)
     fixed: dict[str, Any] = {"window": window, "chunk": chunk, "published": published}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="cache") as (trained, texts, autocast, add):
