@@ -105,7 +105,7 @@ def write_report(
     counts = {"run": len(found), "ledger": len(rows)}
     parts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items() if n]
     about = ", ".join(parts) or "no runs"
-    return write_page(Path(out), title, about, sections, [*_leads(found)], now)
+    return write_page(Path(out), title, about, sections, now)
 
 
 def write_page(
@@ -113,7 +113,6 @@ def write_page(
     title: str,
     about: str,
     sections: Sequence[Section],
-    leads: Sequence[str] = (),
     now: datetime | None = None,
 ) -> Path:
     now = datetime.now(UTC) if now is None else now
@@ -132,7 +131,6 @@ def write_page(
         generator=GENERATOR,
         title=title,
         about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        leads=leads,
         sections=[each for each in sections if each.blocks],
     )
     write_output(out, text.encode("utf-8", "replace"))  # file names may have lone surrogates
@@ -177,15 +175,6 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
 
 
 # -- sections -------------------------------------------------------------------------------------
-
-
-def _leads(runs: Sequence[RunSummary]) -> Iterator[str]:
-    for corpus, group in by_corpus(runs).items():
-        if tested := [run for run in group if run.test is not None]:
-            best = min(tested, key=lambda run: run.test or 0.0)
-            layer = f", with the output layer {best.layer}" if best.layer else ""
-            where = f" on {corpus}" if corpus else ""
-            yield f"Lowest test perplexity{where}: {best.test:.2f}, by {best.name}{layer}."
 
 
 def _results(runs: Sequence[RunSummary]) -> Iterator[Block]:
