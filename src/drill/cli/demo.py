@@ -1,6 +1,8 @@
 """`drill demo`: two layers on the World English Bible, compared."""
 
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,6 +97,7 @@ def demo(
         title="drill demo: tied weights and the deep residual layer",
     )
     shown.print(f"\n{duration(time.monotonic() - start)} in total. Open {page}, then try:")
+    program = ["drill"] if shutil.which("drill") else [sys.executable, "-m", "drill"]
     deeper = str(runs / RECIPES[1])
     for words in (
         ["play", str(runs / RECIPES[0]), deeper],
@@ -103,7 +106,7 @@ def demo(
         ["recipes"],
         ["train", RECIPES[1], "--name", "deeper", "--set", "layer.depth=4"],
     ):
-        shown.print(f"  drill {shlex.join(words)}", soft_wrap=True)
+        shown.print(f"  {shlex.join([*program, *words])}", soft_wrap=True)
     shown.print(
         "To train on your own text, a folder or a file, give the last command another --name\n"
         "and add --set data.corpus=PATH; a small text needs --set training.epochs=20 too, see\n"
