@@ -60,7 +60,7 @@ class WithoutCudnn(AbstractContextManager[None]):
 class SelfAttention(nn.Module):
     """softmax(Q K^T / sqrt(d/H)) V for each head, Q, K, V all linear in x.
 
-    ``output`` maps the heads together; the residual around applies it, unless ``with_output``.
+    ``output`` maps the heads together; with ``ready`` the residual around applies it.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -76,7 +76,6 @@ class SelfAttention(nn.Module):
         mask: Tensor | None,
         append: Append | None = None,
         ready: Prepared | None = None,
-        with_output: bool = False,
     ) -> Tensor:
         """x (B, T, d) -> (B, T, d).
 
@@ -93,7 +92,7 @@ class SelfAttention(nn.Module):
             parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
             seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
             seen = seen.reshape(x.shape)  # of (B*K, H, 1, d/H)
-        return self.output(seen) if with_output else seen
+        return self.output(seen) if ready is None else seen
 
 
 class CrossAttention(nn.Module):
@@ -122,7 +121,6 @@ class CrossAttention(nn.Module):
         source: KeysValues | Tensor,
         mask: Tensor,
         ready: Prepared | None = None,
-        with_output: bool = False,
     ) -> Tensor:
         """x (B, T, d) -> (B, T, d). Positions do not see each other, so they may be hypotheses.
 
@@ -133,7 +131,7 @@ class CrossAttention(nn.Module):
         q = q.view(*q.shape[:-1], self.heads, -1).transpose(1, 2)
         p = self.dropout if self.training else 0.0
         seen = fused_attention(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
-        return self.output(seen) if with_output else seen
+        return self.output(seen) if ready is None else seen
 
 
 def attention_kernels(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:

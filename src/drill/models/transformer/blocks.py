@@ -10,26 +10,25 @@ Shape legend:
     K     hypotheses of a sentence that are decoded together
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.kernels.transformer.autocast_linear import LinearWeights, product
+from drill.kernels.transformer.autocast_linear import LinearWeights
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import residual_norm
-from drill.layers.checks import hooked, only_weights_count
+from drill.layers.checks import hooked
 from drill.models.transformer.attention import Append, CrossAttention, KeysValues, SelfAttention
-from drill.models.transformer.fused_linear import Prepared, apply_linear
+from drill.models.transformer.fused_linear import Prepared
 
 
 class FeedForward(nn.Module):
     """drop(relu(W_1 x + b_1)) at each position.
 
-    The residual around applies W_2 and b_2, unless ``with_output``.
+    Then W_2 and b_2; with ``ready`` the residual around applies them.
     """
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
@@ -38,17 +37,12 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(width, inner)
         self.output = nn.Linear(inner, width)
 
-    def forward(
-        self, x: Tensor, ready: Prepared | None = None, with_output: bool = False
-    ) -> Tensor:
+    def forward(self, x: Tensor, ready: Prepared | None = None) -> Tensor:
         p = self.dropout if self.training else 0.0
-        weights = None if ready is None else ready.maps.get(self.inner)
-        if ready is None or weights is None or weights.bias is None:
-            inside = F.dropout(apply_linear(self.inner, x, ready).relu(), p)
-        else:
-            seed = ready.seeds.get(self)
-            inside = relu_dropout(x, weights.bias, p, x_linear=weights, seed=seed)
-        return self.output(inside) if with_output else inside
+        if ready is None:
+            return self.output(F.dropout(self.inner(x).relu(), p))
+        weights, seed = ready.maps[self.inner], ready.seeds.get(self)
+        return relu_dropout(x, self.inner.bias, p, x_linear=weights, seed=seed)
 
 
 class Stream(NamedTuple):
@@ -70,17 +64,15 @@ class Stream(NamedTuple):
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The sum, or its norm in a "post" model, and the norm in ``dtype``, that of products."""
-        weight, bias = norm.weight, norm.bias
-        kernels = ready is not None and only_weights_count(norm, nn.LayerNorm)
-        if ready is None or not kernels or weight is None or bias is None:
-            r = self._summed()
+        if ready is None:
+            r = self.x if self.y is None else self.x + F.dropout(self.y, self.dropout)
             n = norm(r)
             return n if carry_norm else r, n.to(compute_dtype(r) if dtype is None else dtype)
         return residual_norm(
             self.x,
             self.y,
-            weight,
-            bias,
+            norm.weight,
+            norm.bias,
             y_linear=self.y_linear,
             y_bias=None if self.y_linear is None else self.y_linear.bias,
             dropout=self.dropout,
@@ -89,12 +81,6 @@ class Stream(NamedTuple):
             dtype=ready.dtype if dtype is None else dtype,
             seed=self.seed,
         )
-
-    def _summed(self) -> Tensor:
-        if self.y is None:
-            return self.x
-        y = self.y if self.y_linear is None else product(self.y, self.y_linear)
-        return self.x + F.dropout(y, self.dropout)
 
 
 Part = SelfAttention | CrossAttention | FeedForward
@@ -129,14 +115,10 @@ class Residual(nn.Module):
         self, x: Tensor, read: Tensor, part: Part, given: tuple[Any, ...], ready: Prepared | None
     ) -> Stream:
         p = self.dropout if self.training else 0.0
-        seed = None if ready is None else ready.seeds.get(self)
-        weights = None if ready is None else ready.maps.get(part.output)
-        # Hooks of a part may set the weights of its output too, until its call is over.
-        whole = weights is None and hooked(part)
-        y = part(read, *given, ready=ready, with_output=whole)
-        if weights is None:
-            return Stream(x, y if whole else part.output(y), None, p, seed)
-        return Stream(x, y, weights, p, seed)
+        y = part(read, *given, ready=ready)
+        if ready is None:
+            return Stream(x, y, dropout=p)
+        return Stream(x, y, ready.maps[part.output], p, ready.seeds.get(self))
 
 
 class EncoderBlock(nn.Module):
@@ -186,10 +168,6 @@ class DecoderBlock(nn.Module):
         self.around_source_attention = Residual(width, dropout, norm_first)
         self.around_feedforward = Residual(width, dropout, norm_first)
 
-    def waits_for_its_call(self) -> bool:
-        """Whether keys and values of the source may only be computed in a call of the block."""
-        return hooked(self) or hooked(self.source_attention)
-
     def dropouts(self) -> list[FeedForward | Residual]:
         """Modules whose dropout takes a seed; attention's does not."""
         residuals = (self.around_attention, self.around_source_attention, self.around_feedforward)
@@ -212,13 +190,18 @@ class DecoderBlock(nn.Module):
         return self.around_feedforward(stream, self.feedforward, (), ready)
 
 
-def settled_modules(block: nn.Module) -> Iterator[nn.Module]:
-    """Modules in the parts of a block, without those in a module with hooks, which may set weights.
+BLOCKS = (EncoderBlock, DecoderBlock)
+KINDS = (*BLOCKS, Residual, *get_args(Part), nn.Linear, nn.LayerNorm, nn.Identity)
 
-    FSDP's ``fully_shard`` does so: it gathers the weights when a module is called and frees them
-    after.
+
+def as_built(part: nn.Module) -> bool:
+    """Whether kernels may read the weights of all maps and norms: no adapter, hook or lost bias.
+
+    Hooks may set weights before a call and free them after it, as FSDP's ``fully_shard`` does.
     """
-    if not hooked(block):
-        for part in block.children():
-            if not hooked(part):
-                yield from part.children()
+    return all(
+        type(each) in KINDS
+        and not hooked(each)
+        and all(p is not None for p in each._parameters.values())
+        for each in part.modules()
+    )

@@ -12,8 +12,7 @@ STEPS_AT_ONCE = 32
 class KeyValueCache:
     """Keys and values of K hypotheses for each of B sentences, after ``length`` steps.
 
-    Those of the source exist once per sentence, whatever K is. If hooks may set the weights that
-    make them, the encoder's states are cached instead and mapped in the block, at every step.
+    Those of the source exist once per sentence, whatever K is.
 
     Those of the hypotheses are in one tensor for all layers, steps first: reordering is one copy of
     the steps so far. Row b*K + k is hypothesis k of sentence b.
@@ -25,13 +24,13 @@ class KeyValueCache:
 
     def __init__(
         self,
-        source: list[KeysValues | Tensor],
+        source: list[KeysValues],
         mask: Tensor,
         hypotheses: int,
         like: Tensor,
         room: int | None = None,
     ) -> None:
-        self.source = source  # of each layer, (B, H, S, d/H) twice, or (B, S, d)
+        self.source = source  # of each layer, (B, H, S, d/H) twice
         self.mask = mask  # (B, 1, 1, S)
         self.hypotheses = hypotheses
         self.like = like  # (H, d/H), in the dtype of keys and values
@@ -106,10 +105,8 @@ class KeyValueCache:
     def select(self, sentences: Tensor) -> None:
         """Continue with these sentences only, (b,), in this order."""
         self.source = [
-            each.index_select(0, sentences)
-            if isinstance(each, Tensor)
-            else (each[0].index_select(0, sentences), each[1].index_select(0, sentences))
-            for each in self.source
+            (keys.index_select(0, sentences), values.index_select(0, sentences))
+            for keys, values in self.source
         ]
         self.mask = self.mask.index_select(0, sentences)
         k = torch.arange(self.hypotheses, device=sentences.device)

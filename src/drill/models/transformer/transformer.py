@@ -19,17 +19,17 @@ from drill.errors import require
 from drill.kernels.runtime.checks import one_of, require_type
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import drawn_seeds
-from drill.kernels.transformer.autocast_linear import cast_together
+from drill.kernels.transformer.autocast_linear import cast_together, products
 from drill.kernels.transformer.residual_norm import (
     SUBLAYER_IMPLEMENTATIONS,
     SublayerImplementation,
     choose_sublayer,
 )
-from drill.layers.checks import check_fraction, check_integer, only_weights_count
+from drill.layers.checks import check_fraction, check_integer
 from drill.models.transformer.attention import KeysValues
-from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream, settled_modules
+from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream, as_built
 from drill.models.transformer.decoding_cache import KeyValueCache
-from drill.models.transformer.fused_linear import Prepared, apply_linears
+from drill.models.transformer.fused_linear import Prepared
 
 Norm = Literal["pre", "post"]
 
@@ -193,7 +193,7 @@ class Transformer(nn.Module):
         x = self._embedded(self.source_embedding, source, 0)
         mask = additive_mask(mask, x)
         stream = Stream(x)
-        ready = self._prepared(self.encoder, x)
+        ready = self._prepared(self.encoder, self.encoder_norm, x)
         for block in self.encoder:
             stream = block(stream, mask, ready)
         # In the dtype of products once, because every block of the decoder reads it.
@@ -212,10 +212,9 @@ class Transformer(nn.Module):
         check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
         stream = Stream(x)
-        ready = self._prepared(self.decoder, x)
-        sources = self._keys_values(memory.states, ready)
-        for block in self.decoder:
-            stream = block(stream, sources.get(block, memory.states), memory.mask, ready=ready)
+        ready = self._prepared(self.decoder, self.decoder_norm, x)
+        for block, source in zip(self.decoder, self._sources(memory.states, ready), strict=True):
+            stream = block(stream, source, memory.mask, ready=ready)
         return self._ended(stream, self.decoder_norm, x.dtype, ready)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -237,10 +236,7 @@ class Transformer(nn.Module):
         """
         check_integer(type(self).__name__, "hypotheses", hypotheses)
         states, heads = memory.states, self.decoder[0].attention.heads
-        source = [
-            states if block.waits_for_its_call() else block.source_attention.keys_values(states)
-            for block in self.decoder
-        ]
+        source = [block.source_attention.keys_values(states) for block in self.decoder]
         like = states.new_empty((heads, self.output_size // heads), dtype=compute_dtype(states))
         return KeyValueCache(source, memory.mask, hypotheses, like, room)
 
@@ -279,14 +275,14 @@ class Transformer(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def _prepared(
-        self, blocks: Sequence[EncoderBlock | DecoderBlock], x: Tensor
+        self, blocks: Sequence[EncoderBlock | DecoderBlock], norm: nn.Module, x: Tensor
     ) -> Prepared | None:
         """For one pass over tensors like ``x``; None if plain PyTorch calls all modules."""
-        if choose_sublayer(self.impl, x)[0] != "triton":
+        if choose_sublayer(self.impl, x)[0] != "triton" or not all(map(as_built, (*blocks, norm))):
             return None
         dtype = compute_dtype(x)
-        modules = (each for block in blocks for each in settled_modules(block))
-        maps = [cast(nn.Linear, each) for each in modules if only_weights_count(each, nn.Linear)]
+        modules = (each for block in blocks for each in block.modules())
+        maps = [each for each in modules if isinstance(each, nn.Linear)]
         weights = cast_together([(each.weight, each.bias) for each in maps], dtype)
         dropouts = (each for block in blocks for each in block.dropouts())
         dropping = [each for each in dropouts if each.training and each.dropout > 0.0]
@@ -294,15 +290,13 @@ class Transformer(nn.Module):
         by_map, by_module = zip(maps, weights, strict=True), zip(dropping, seeds, strict=True)
         return Prepared(dtype, dict(by_map), dict(by_module))
 
-    def _keys_values(
-        self, states: Tensor, ready: Prepared | None
-    ) -> dict[DecoderBlock, KeysValues]:
-        """Of encoder states, for every block whose call does nothing to its weights."""
-        blocks = [block for block in self.decoder if not block.waits_for_its_call()]
-        attentions = [block.source_attention for block in blocks]
-        found = apply_linears([each.key_value for each in attentions], states, ready)
-        keys_values = (each.by_heads(own) for each, own in zip(attentions, found, strict=True))
-        return dict(zip(blocks, keys_values, strict=True))
+    def _sources(self, states: Tensor, ready: Prepared | None) -> Sequence[Tensor | KeysValues]:
+        """What each block reads of encoder states; with kernels, keys and values by one product."""
+        if ready is None:
+            return [states] * len(self.decoder)
+        attentions = [block.source_attention for block in self.decoder]
+        found = products(states, [ready.maps[each.key_value] for each in attentions])
+        return [each.by_heads(own) for each, own in zip(attentions, found, strict=True)]
 
     def _ended(
         self, stream: Stream, norm: nn.Module, dtype: torch.dtype, ready: Prepared | None
