@@ -176,16 +176,4 @@ def nan_in_fresh_memory():
 @pytest.fixture
 def forget_warnings():
     """A cache that cannot be written is warned about again."""
-    files._warn_once.cache_clear()
-
-
-@pytest.fixture
-def no_home(monkeypatch, forget_warnings):
-    """As a user without a home, who has named no folders instead."""
-
-    def home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", home)
-    for name in ("DRILL_DATA", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    files.warn_uncached.cache_clear()

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 
 class DrillError(Exception):
@@ -100,34 +99,17 @@ def check_value(
 
 
 def nearest(
-    word: str,
-    known: Iterable[str] | Mapping[str, str],
-    *,
-    others: Mapping[str, Iterable[str]] = MappingProxyType({}),
-    chooser: str = "",
-    otherwise: str | None = None,
+    word: str, known: Iterable[str] | Mapping[str, str], *, otherwise: str | None = None
 ) -> str:
     """A hint for an unknown name: what it may have been meant as.
 
     Args:
         known: names, or each with the text that suggests it: ``{"depth": "layer.depth"}``.
-        others: what could have been chosen instead -> its names.
-        chooser: the setting that chooses among ``others``.
         otherwise: is said where no name is near; all that are known by default.
     """
     known = known if isinstance(known, Mapping) else {each: each for each in known}
-    owners: dict[str, list[str]] = {}
-    for owner, names in others.items():
-        for each in names:
-            owners.setdefault(each, []).append(owner)
-    short = "".join(part[:1] for part in word.split("_"))
-    if len(short) > 1 and short in known:  # lr of learning_rate
-        return f"; did you mean {known[short]}?"
     # a name inside a longer word is not meant: numbers in my-numbers.txt
-    likely = [each for each in (*known, *owners) if len(word) - len(each) < 5]
-    near = "".join(difflib.get_close_matches(word, likely, n=1))
-    if near and near not in known:
-        return f"; did you mean {near} of {' or '.join(owners[near])}? then set {chooser} too"
-    if near:
+    likely = [each for each in known if len(word) - len(each) < 5]
+    for near in difflib.get_close_matches(word, likely, n=1):
         return f"; did you mean {known[near]}?"
     return f"; {otherwise or 'known are ' + ', '.join(known)}"

@@ -50,7 +50,7 @@ def test_a_text_is_read_from_a_file(run_cli, cli_error, workspace):
     assert found["tokens"] == 11
     assert (found["difference"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
     assert found["gained"] == found["lost"] == []
-    for text, said in {"lamp\nis\0lit\n": "line 2 has a NUL byte", "": "no words"}.items():
+    for text, said in {"lamp\nis\0lit\n": "line 2 is not UTF-8", "": "no words"}.items():
         (workspace / "mine.txt").write_text(text)
         cli_error("compare", "runs/tiny", "runs/tiny", "--text", "mine.txt", key=said)
 

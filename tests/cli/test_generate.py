@@ -54,7 +54,7 @@ def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace):
         (workspace / "bad.txt").write_bytes(raw)
         cli_error("score", "runs/tiny", "bad.txt", key="bad.txt: line 2 ")
     (workspace / "bad.txt").write_text("lamp is\n", encoding="utf-16")
-    cli_error("score", "runs/tiny", "bad.txt", key="iconv -f utf-16")
+    cli_error("score", "runs/tiny", "bad.txt", key="is not UTF-8")
 
 
 def test_words_are_printed_below_their_line_in_its_columns(run_cli):

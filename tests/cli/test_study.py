@@ -44,13 +44,6 @@ def test_a_plan_becomes_a_table(run_cli):
     assert "Results of cache" in Path("study.html").read_text()
 
 
-def test_a_misspelt_plan_names_the_nearest(cli_error, workspace):
-    (workspace / "studies").mkdir()
-    (workspace / "studies" / "layers.toml").touch()
-    for name in ("layers", "layer.toml", "studies/layer.toml"):
-        cli_error("study", name, key="did you mean studies/layers.toml?")
-
-
 def test_a_study_that_its_budget_ended_says_so(run_cli, tmp_path):
     words = ("study", "plan.toml", "--minutes", "0", "--ledger", str(tmp_path / "none.jsonl"))
     code, _, err = run_cli(*words)

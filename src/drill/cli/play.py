@@ -62,8 +62,8 @@ def play(
 
 
 def _is_run(path: Path) -> bool:
+    from drill.files import nearest_run
     from drill.report.results.runs import is_run
-    from drill.training.run.folder import nearest_run
 
     if is_run(path):
         return True

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from drill.errors import DataError
 
 if TYPE_CHECKING:
-    from drill.data.cache import cache_folder
     from drill.data.parallel.batches import PairBatch, PairBatches
     from drill.data.parallel.corpora import read_parallel_corpus
     from drill.data.parallel.pairs import FilterReport, Filters, Pairs, encode_pairs
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     )
     from drill.data.text.word_features import WordFeatures
     from drill.data.text.wordnet import WordNet
+    from drill.files import cache_folder
     from drill.kernels.loss.checks import IGNORE_INDEX
 
 __all__ = [
@@ -81,7 +81,6 @@ __all__ = [
 
 
 _MODULES = (
-    "cache",
     "subwords",
     "parallel.corpora",
     "parallel.pairs",

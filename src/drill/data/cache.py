@@ -20,25 +20,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.files import cache_root, digest, warn_uncached
+from drill.files import digest, warn_uncached
 
 CHECKSUMS = "sha256.json"
 UNCACHED = ("encoded texts and subwords", "every start makes them again")
 
 T = TypeVar("T")
 logger = logging.getLogger("drill")
-
-
-def cache_folder() -> Path | None:
-    """The default folder of caches, ``cache_root``.
-
-    Returns:
-        The folder; None, with a warning in the log, for a user without a home.
-    """
-    root = cache_root()
-    if root is None:
-        warn_uncached(*UNCACHED)
-    return root
 
 
 def cache_key(kind: str, *parts: str) -> str:
@@ -71,7 +59,7 @@ def cached(
     try:
         _store(entry, partial(save, built))
     except OSError as error:
-        warn_uncached(*UNCACHED, folder, error)
+        warn_uncached(*UNCACHED, folder, error.strerror)
         return built
     found = _load(entry, load)
     return built if found is None else found

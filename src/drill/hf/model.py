@@ -263,27 +263,23 @@ def attached_class_by_name(name: str) -> Any:
     return attached_class(stock, attached_config_class(stock.config_class))
 
 
-def build_layer(
-    drill: dict[str, Any], embedding: Any, hidden_size: int, chooser: str = "layer"
-) -> OutputLayer:
+def build_layer(drill: dict[str, Any], embedding: Any, hidden_size: int) -> OutputLayer:
     layer, options = LAYERS[drill["layer"]], dict(drill["options"])
-    _check_options(layer, options, chooser)
+    _check_options(layer, options)
     if INNER in options:
         inner = dict(options.pop(INNER))
         matrix = {"layer": inner.pop("name"), "options": inner}
-        inside = build_layer(matrix, embedding, hidden_size, f"{INNER}['name']")
-        return layer(inside, **options)
+        return layer(build_layer(matrix, embedding, hidden_size), **options)
     if hidden_size != embedding.embedding_dim:
         options["hidden_size"] = hidden_size
     return layer(embedding, **options)
 
 
-def _check_options(layer: type[OutputLayer], options: dict[str, Any], chooser: str) -> None:
-    known, others = _options(layer), {name: _options(each) for name, each in LAYERS.items()}
+def _check_options(layer: type[OutputLayer], options: dict[str, Any]) -> None:
+    known = _options(layer)
     for key in options:
         if key not in known:
-            near = nearest(key, [*known], others=others, chooser=chooser)
-            raise TypeError(f"{layer.__name__} has no option {key!r}{near}")
+            raise TypeError(f"{layer.__name__} has no option {key!r}{nearest(key, known)}")
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in options:
             raise TypeError(f"{layer.__name__} needs the option {parameter}")

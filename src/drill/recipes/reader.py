@@ -1,7 +1,6 @@
 """Recipes in TOML: read, merged with their base, changed by --set."""
 
 import json
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drill.errors import DataError, SettingsError, nearest
-from drill.files import decode_text, nearest_path, read_regular
+from drill.errors import DataError, SettingsError
+from drill.files import decode_text, nearest_run
 
 Table = dict[str, Any]
 
@@ -74,24 +73,15 @@ def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table
     elif name in _shipped():
         tables, label = _parsed(_shipped()[name].read_bytes(), f"{name}.toml"), name
     else:
-        if not under and os.path.isfile(name):  # Path.exists() fails on odd names
-            raise SettingsError(
-                f"{name}: is no recipe; to train on a text take a recipe and name the text, for "
-                f"example drill train demo-drill --name my --set data.corpus={name}"
-            )
-        if not under and "=" in name:
+        if "=" in name:
             raise SettingsError(
                 f"{name}: is no recipe but a change; give each change its own --set: --set {name}"
             )
         where = f"{under[-1]}: {BASE}: " if under else ""
-        lists = "`drill recipes` lists them"
-        if under:
-            mean = nearest(name, recipe_names(), otherwise=lists)
-        else:
-            mean = nearest_path(path, "*/recipe.toml", "runs", lists, recipe_names())
+        near = nearest_run(path, "`drill recipes` lists recipes", recipe_names())
         raise SettingsError(
-            f"{where}{name}: is neither a recipe nor a file that ends in .toml"
-            f"{'' if under else ', nor the folder of a run'}{mean}"
+            f"{where}{name}: is neither a recipe nor a file that ends in .toml, nor the folder of "
+            f"a run{near}"
         )
     if label in under:
         raise SettingsError(
@@ -105,16 +95,13 @@ def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table
     return merged(read(str(base), path.parent, (*under, label)), tables)
 
 
-def parsed(path: Path, folder: str = ".") -> Table:
-    """The tables of a file as they stand there; its like may lie in a ``folder`` next to it."""
+def parsed(path: Path) -> Table:
+    """The tables of a file as they stand there."""
     try:
-        raw = read_regular(path)
+        raw = path.read_bytes()
     except (OSError, ValueError) as error:  # a path may hold what no file name can
         fault = error.strerror if isinstance(error, OSError) else error
-        near = "; name a .toml file"
-        if isinstance(error, FileNotFoundError):
-            near = nearest_path(path, "*.toml", folder, "name a .toml file")
-        raise SettingsError(f"{path}: cannot be read ({fault}){near}") from None
+        raise SettingsError(f"{path}: cannot be read ({fault}); name a .toml file") from None
     return _parsed(raw, str(path))
 
 

@@ -3,7 +3,6 @@
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from drill.errors import SettingsError, nearest
@@ -61,11 +60,10 @@ def with_defaults(
     table: Table,
     call: Callable[..., Any],
     also: Iterable[str] = (),
-    choices: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Table:
     """Check the table ``where`` and fill in the defaults of ``call``.
 
-    Keys of ``also`` were checked before; ``choices`` are other callables, for hints.
+    Keys of ``also`` were checked before.
     """
     arguments = settable_arguments(call)
     for key, value in table.items():
@@ -74,8 +72,7 @@ def with_defaults(
         if key not in arguments:
             named = f" of {table[NAME]}" if NAME in also else ""
             own = {each: f"{where}.{each}" for each in (*arguments, *also)}
-            others = {name: settable_arguments(call) for name, call in choices.items()}
-            near = nearest(key, own, others=others, chooser=f"{where}.{NAME}")
+            near = nearest(key, own)
             if f"{where}.{key}" in RENAMED:
                 near = f"; it is now {RENAMED[f'{where}.{key}']}"
             raise SettingsError(f"unknown setting{named}{near}", key=f"{where}.{key}")

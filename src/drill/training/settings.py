@@ -192,19 +192,17 @@ def _check_sizes(where: str, table: Table) -> Table:
 
 def _encoder(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
     table = {"embedding_dim": 400, **with_name(where, table, kinds, "awd-lstm")}
-    return _filled_encoder(table, kinds[table[NAME]], choices=kinds)
+    return _filled_encoder(table, kinds[table[NAME]])
 
 
-def _filled_encoder(
-    table: Table, kind: Callable[..., Any], *also: str, choices: Mapping[str, Any]
-) -> Table:
+def _filled_encoder(table: Table, kind: Callable[..., Any], *also: str) -> Table:
     width = table["embedding_dim"]
     if not fits_kind(width, int) or width < 1:
         raise SettingsError(
             f"must be an integer of at least 1, got {width!r}", key="encoder.embedding_dim"
         )
     checked = (NAME, "embedding_dim", *also)
-    table = with_defaults("encoder", table, kind, also=checked, choices=choices)
+    table = with_defaults("encoder", table, kind, also=checked)
     return _check_sizes("encoder", table)
 
 
@@ -232,7 +230,7 @@ def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
                 f"{table[NAME]} wraps no other layer; leave it out, or choose {outer}",
                 key=f"{where}.{INNER}",
             )
-        table = with_defaults(where, table, kind, also=(NAME,), choices=kinds)
+        table = with_defaults(where, table, kind, also=(NAME,))
         return _check_sizes(where, table)
     inner = table.get(INNER, {})
     if not isinstance(inner, dict):
@@ -244,7 +242,7 @@ def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
             f"must be a layer of one matrix inside {table[NAME]}, got {inner[NAME]}",
             key=f"{where}.{INNER}.{NAME}",
         )
-    return {**with_defaults(where, table, kind, also=(NAME, INNER), choices=kinds), INNER: inner}
+    return {**with_defaults(where, table, kind, also=(NAME, INNER)), INNER: inner}
 
 
 def _optimizer(
@@ -252,7 +250,7 @@ def _optimizer(
 ) -> Table:
     table = {k: v for k, v in table.items() if (f"{where}.{k}", v) not in REMOVED.items()}
     table = with_name(where, table, kinds, default)
-    return with_defaults(where, table, kinds[table[NAME]], also=(NAME,), choices=kinds)
+    return with_defaults(where, table, kinds[table[NAME]], also=(NAME,))
 
 
 def _optimizer_of_translators(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
@@ -286,7 +284,7 @@ def _transformer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
     if type(table["shared"]) is not bool:
         raise SettingsError(f"must be true or false, got {table['shared']!r}", key="encoder.shared")
-    return _filled_encoder(table, kinds[table[NAME]], "shared", choices={})
+    return _filled_encoder(table, kinds[table[NAME]], "shared")
 
 
 TASKS: dict[str, Checks] = {

@@ -128,12 +128,10 @@ def test_the_checksum_knows_texts_and_subwords(text):
                 translation_data(text, fewer).checksum}) == 3  # fmt: skip
 
 
-def test_pairs_of_your_own_need_no_home(no_home, tmp_path):
+def test_pairs_of_your_own_are_read_from_a_folder(tmp_path):
     write(tmp_path, "train", 3)
     with pytest.raises(DataError, match=r"valid\.en is missing; put it there \("):
         read_parallel_corpus(str(tmp_path))
     for split in ("valid", "test"):
         write(tmp_path, split, 3)
     assert read_parallel_corpus(str(tmp_path)).test.source[2] == "en test 2"
-    with pytest.raises(DataError, match="DRILL_DATA"):
-        read_parallel_corpus("multi30k")

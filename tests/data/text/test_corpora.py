@@ -79,7 +79,7 @@ def test_a_packed_text_is_the_text_inside(tmp_path, pack):
     packed.write_bytes(pack((tmp_path / "plain.txt").read_bytes()))
     assert corpus_from_file(packed) == corpus_from_file(tmp_path / "plain.txt")
     packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"plain.packed: cannot be unpacked .*get it again"):
+    with pytest.raises(DataError, match=r"plain.packed: cannot be read .*get the file again"):
         corpus_from_file(packed)
 
 
@@ -142,14 +142,6 @@ def test_folders_follow_the_environment(monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", "/x")
     monkeypatch.setenv("DRILL_DATA", "/d")
     assert data_folders() == [Path("/d"), Path("/x/drill")]
-
-
-def test_a_user_without_a_home_names_a_folder(no_home, monkeypatch):
-    monkeypatch.setenv("DRILL_DATA", "/d")
-    assert data_folders() == [Path("/d")]
-    monkeypatch.delenv("DRILL_DATA")
-    with pytest.raises(DataError, match="no home; set DRILL_DATA"):
-        data_folders()
 
 
 @pytest.mark.parametrize("place", ["home", "own/drill"])

@@ -108,7 +108,6 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(path, mon
         with pytest.raises(CheckpointError, match="No space left on device") as caught:
             save(path, {"a": torch.zeros(10**6)}, {"step": 2})
     assert str(path) in str(caught.value)
-    assert "3.8 MiB are needed" in str(caught.value)
     assert path.read_bytes() == before
     assert other_files(path) == []
     assert load(path)[1] == {"step": 1}

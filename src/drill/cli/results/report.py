@@ -127,8 +127,8 @@ def record(
 
 def _run_folders(given: list[Path]) -> list[Path]:
     """The run folders among the paths: `runs/*` may match other files too."""
+    from drill.files import nearest_run
     from drill.report.results.runs import is_run
-    from drill.training.run.folder import nearest_run
 
     found = [path for path in given if is_run(path)]
     for path in given:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from drill.data.optional_packages import check_packages
 from drill.errors import DataError, nearest
+from drill.files import user_folder
 
 SPLITS = ("train", "valid", "test")
 TABLES = tomllib.loads(resources.files("drill.data").joinpath("corpora.toml").read_text("utf-8"))
@@ -42,16 +43,9 @@ def data_folders() -> list[Path]:
 
     ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``).
     """
-    chosen, root = os.environ.get("DRILL_DATA"), os.environ.get("XDG_DATA_HOME")
-    folders = [Path(chosen)] if chosen else []
-    try:
-        folders.append((Path(root) if root else Path.home() / ".local" / "share") / "drill")
-    except RuntimeError:  # raised by pathlib for a user without a home
-        if not folders:
-            raise DataError(
-                "~/.local/share/drill: this user has no home; set DRILL_DATA to another folder"
-            ) from None
-    return folders
+    chosen = os.environ.get("DRILL_DATA")
+    own = user_folder("XDG_DATA_HOME", ".local/share")
+    return [Path(chosen), own] if chosen else [own]
 
 
 def check_corpus(corpus: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data.cache import cache_folder, cache_key, cached, load_array
+from drill.data.cache import cache_key, cached, load_array
 from drill.data.download import OnProgress, download
 from drill.data.optional_packages import import_optional
 from drill.data.subwords import Subwords, cached_subwords
@@ -17,7 +17,7 @@ from drill.data.text import catalog
 from drill.data.text.catalog import SPLITS
 from drill.data.text.vocabulary import EOS, UNK, SubwordVocabulary, Vocabulary, tokens
 from drill.errors import DataError, check_value
-from drill.files import decode_text, lines_of, read_bytes, read_text
+from drill.files import cache_folder, decode_text, lines_of, read_bytes, read_text
 
 WORDS = "words"  # a tokenizer: no subwords
 SHARE = 0.1  # of a single file that validation takes, and the test

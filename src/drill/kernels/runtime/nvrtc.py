@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from drill.errors import DrillError
-from drill.files import cache_root, warn_uncached
+from drill.files import cache_folder, warn_uncached
 
 DIGEST = 32  # bytes before the code in a cached file
 MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -201,11 +201,7 @@ def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
 
 def _cached(name: str, make: Callable[[], bytes]) -> bytes:
     """The file ``name`` of the cache; made and saved if it is missing."""
-    root = cache_root()
-    if root is None:
-        warn_uncached(*UNCACHED)
-        return make()
-    path = root / "kernels" / name
+    path = cache_folder() / "kernels" / name
     content = _read_cached(path)
     if content is None:
         content = make()
@@ -236,7 +232,7 @@ def _write_cached(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        warn_uncached(*UNCACHED, path.parent, error)
+        warn_uncached(*UNCACHED, path.parent, error.strerror)
 
 
 def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:

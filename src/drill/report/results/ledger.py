@@ -6,7 +6,6 @@ was recorded is a line of its own that refers to the result by its fingerprint.
 """
 
 import json
-import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.errors import ReportError
-from drill.files import append_line, open_append
+from drill.files import append_line
 from drill.report.results.evaluations import latest
 from drill.report.results.run_files import as_finite, joined_text, read_starts
 from drill.report.results.runs import RunFigures, RunSummary, read_run, rounded_epochs
@@ -254,7 +253,7 @@ def _locked(path: Path) -> Iterator[list[AnyRow]]:
     names = {kind: name for name, kind in KINDS.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(open_append(path), "ab") as stream:
+        with path.open("ab") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             rows = _read_all(path)
             count = len(rows)

@@ -10,10 +10,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from drill.errors import DrillError, ReportError
+from drill.files import nearest_run
 from drill.recipes.reader import layer_name, parsed, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
 from drill.report.results.run_files import as_finite, as_number, joined_text, known
-from drill.training.run.folder import RunFolder, nearest_run
+from drill.training.run.folder import RunFolder
 from drill.training.settings import FILES_ONLY, REMOVED, flatten, recipe
 
 

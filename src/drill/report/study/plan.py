@@ -175,7 +175,7 @@ def read_plan(path: Path | str) -> Plan:
     """
     path = Path(path)
     try:
-        return _plan(parsed(path, "studies"), path.stem)
+        return _plan(parsed(path), path.stem)
     except SettingsError as error:
         at = "" if str(path) in str(error) else f"{path}: "
         raise SettingsError(f"{at}{error}") from None

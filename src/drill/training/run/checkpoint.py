@@ -48,7 +48,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         atomic_write(path, fill)
         _settle(path.parent)
     except OSError as error:
-        failed = WriteError(path, error, len(header) + len(values), "choose another folder")
+        failed = WriteError(path, error)
         raise CheckpointError(
             f"{failed}, then run the same command: it resumes from the checkpoint before"
         ) from None

@@ -22,7 +22,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -31,19 +30,11 @@ from typing import Any
 from torch import Tensor
 
 from drill.errors import CheckpointError, DrillError, RunFolderError
-from drill.files import (
-    WriteError,
-    append_line,
-    atomic_write,
-    nearest_path,
-    open_append,
-    remove_parts,
-)
+from drill.files import A_RUN, WriteError, append_line, atomic_write, nearest_run, remove_parts
 from drill.training.run import checkpoint
 
 logger = logging.getLogger("drill")
 
-A_RUN = "name one that `drill train` made"
 NO_LOCKS = "there are no file locks here: do not train twice in one folder"
 
 
@@ -77,7 +68,7 @@ class RunFolder:
         try:
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            stream = os.fdopen(open_append(lock), "ab")
+            stream = lock.open("ab")
         except OSError as error:
             fault = f"cannot be made or written ({error.strerror})"
             raise RunFolderError(f"{self.path}: {fault}; choose another folder") from None
@@ -194,7 +185,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             append_line(self.metrics, b"".join(map(_line, rows)))
         except OSError as error:
-            failed = WriteError(self.metrics, error, alternative="")
+            failed = WriteError(self.metrics, error)
             raise RunFolderError(
                 f"{failed}, then run the same command: it resumes from the last checkpoint"
             ) from None
@@ -210,11 +201,10 @@ class RunFolder:
 
     def keep_evaluation(self, row: Mapping[str, Any]) -> None:
         """Add a row to ``evaluations.jsonl``, all or nothing."""
-        line = _line(row)
         try:
-            append_line(self.evaluations, line)
+            append_line(self.evaluations, _line(row))
         except OSError as error:
-            failed = WriteError(self.evaluations, error, len(line), alternative="")
+            failed = WriteError(self.evaluations, error)
             raise RunFolderError(f"{failed}, then evaluate again to save the result") from None
 
     def metrics_size(self) -> int:
@@ -232,7 +222,7 @@ class RunFolder:
                 f"checkpoint knows of; {fix}"
             )
         try:
-            with os.fdopen(open_append(self.metrics), "a+b") as stream:
+            with self.metrics.open("a+b") as stream:
                 stream.seek(max(0, size - 1))
                 if size > 0 and stream.read(1) != b"\n":
                     raise RunFolderError(
@@ -241,7 +231,7 @@ class RunFolder:
                     )
                 stream.truncate(size)
         except OSError as error:
-            raise RunFolderError(str(WriteError(self.metrics, error, alternative=""))) from None
+            raise RunFolderError(str(WriteError(self.metrics, error))) from None
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, without a last one that was cut off."""
@@ -316,11 +306,6 @@ class RunFolder:
     def reading_last(self) -> AbstractContextManager[None]:
         """Inside, the last checkpoint is used: what it lacks is a CheckpointError."""
         return readable(self.last, checkpoint.HINT)
-
-
-def nearest_run(path: Path, otherwise: str = A_RUN) -> str:
-    """A hint for a path that is no run."""
-    return nearest_path(path, "*/recipe.toml", "runs", otherwise)
 
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True, nan: str | None = "nan") -> str:
