@@ -90,7 +90,7 @@ def test_messages_are_one_line():
         (["train", "ptb-tide"], "did you mean ptb-tied"),
         (["train", "runs/tini"], "did you mean runs/tiny?"),
         ([*NEW, "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d"),
-        (["train", "demo-tied", "--set", "layer.detph=3"], "depth of deep-residual"),
+        (["train", "demo-tied", "--set", "layer.detph=3"], "layer.detph: unknown setting of tied"),
         ([*NEW, "--set", "layer.activation=sin"], "layer.activation: "),
         ([*NEW, "--set", "training.compile=true"], "AwdLstm"),
         ([*NEW, "--set", "encoder.impl=persistent"], "impl persistent"),

@@ -1,10 +1,7 @@
 """The downloader against a server that misbehaves."""
 
 import hashlib
-import socket
-import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -23,43 +20,26 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        name, _, rest = self.path.strip("/").partition("/")
+        name = self.path.strip("/")
         self.server.requests.append(name)
         if name == "missing":
             return self.send_error(404)
-        if name == "silent":
-            self.close_connection = True
-            return self.connection.shutdown(socket.SHUT_RDWR)
-        if name == "redirect":
-            self.send_response(302)
-            self.send_header("Location", rest or "/plain")
-            self.send_header("Content-Length", "0")
-            return self.end_headers()
-        body = {"other": BODY[::-1], "endless": BODY * 2}.get(name, BODY)
+        body = BODY[::-1] if name == "other" else BODY
         self.send_response(200)
-        if name not in ("endless", "no-length"):
-            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if name == "cut":
-            return self.wfile.write(body[:1000])
-        if name == "dripping":
-            for each in range(100):
-                self.wfile.write(body[each : each + 1])
-                if self.server.stop.wait(0.05):
-                    return None
-        return self.wfile.write(body)
+        return self.wfile.write(body[:1000] if name == "cut" else body)
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.requests, httpd.stop = [], threading.Event()
+    httpd.requests = []
     httpd.url = f"http://127.0.0.1:{httpd.server_address[1]}"
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield httpd
-    httpd.stop.set()
     httpd.shutdown()
     httpd.server_close()
     thread.join()
@@ -75,10 +55,9 @@ def target(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2  # no partial file
 
 
-@pytest.mark.parametrize("name", ["plain", "no-length", "redirect"])
-def test_a_file_arrives_with_progress(server, target, name):
+def test_a_file_arrives_with_progress(server, target):
     seen = []
-    download([f"{server.url}/{name}"], target, MD5, len(BODY), lambda *step: seen.append(step))
+    download([f"{server.url}/plain"], target, MD5, len(BODY), lambda *step: seen.append(step))
     assert target.read_bytes() == BODY
     assert seen == sorted(seen)
     assert seen[-1] == (len(BODY), len(BODY))
@@ -89,26 +68,16 @@ def test_a_file_arrives_with_progress(server, target, name):
     ("name", "fault"),
     [
         ("missing", "404"),
-        ("silent", "closed connection"),
-        ("cut", "ended at 1,000 of 307,200 bytes"),
-        ("endless", "more than the 307,200 bytes"),
+        ("cut", "md5 is"),
         ("other", f"md5 is {hashlib.md5(BODY[::-1]).hexdigest()}, not {MD5}"),
-        ("dripping", "too slow"),
-        ("redirect/ftp://localhost/file", "ftp"),
-        ("redirect/file:///etc/hosts", "file"),
     ],
 )
-def test_a_failure_is_reported_and_spares_the_file_in_place(
-    server, target, monkeypatch, name, fault
-):
-    monkeypatch.setattr(sys.modules[download.__module__], "MINIMUM_RATE", 1e9)
-    start, timeout = time.monotonic(), 0.5 if name == "dripping" else 10.0
-    with pytest.raises(DataError, match=f"(?i){fault}") as caught:
-        download([f"{server.url}/{name}"], target, MD5, len(BODY), timeout=timeout)
+def test_a_failure_is_reported_and_spares_the_file_in_place(server, target, name, fault):
+    with pytest.raises(DataError, match=fault) as caught:
+        download([f"{server.url}/{name}"], target, MD5, len(BODY))
     assert "\n" not in str(caught.value)
     assert str(target) in str(caught.value)
     assert target.read_text() == "an older file"
-    assert time.monotonic() - start < 4
 
 
 def test_mirrors_are_tried_in_turn(server, target):
@@ -125,8 +94,3 @@ def test_an_interrupted_download_leaves_nothing(server, target):
     with pytest.raises(KeyboardInterrupt):
         download([f"{server.url}/plain"], target, MD5, len(BODY), interrupt)
     assert target.read_text() == "an older file"
-
-
-def test_a_folder_that_cannot_be_made_is_named(server, target):
-    with pytest.raises(DataError, match=r"cannot be written .* set DRILL_DATA"):
-        download([f"{server.url}/plain"], target / "train.txt", MD5, len(BODY))

@@ -44,48 +44,26 @@ class Subwords:
     """
 
     def __init__(self, description: str) -> None:
-        parsed = json.loads(description)
-        self._check(parsed)
+        library = _library()
         try:
-            self._tokenizer: Any = _library().Tokenizer.from_str(description)
+            parsed = json.loads(description)
+            parts = [parsed["model"]["vocab"], parsed["model"]["merges"], parsed["pre_tokenizer"]]
+            byte_level = parsed["decoder"]["type"] == "ByteLevel"
+            special = [parts[0].get(name) for name in SPECIAL]
+            self._tokenizer: Any = library.Tokenizer.from_str(description)
         except Exception as error:  # the library raises nothing narrower
-            raise DataError(f"Subwords: the description is damaged ({error})") from None
-        self._tokenizer.encode_special_tokens = True  # the library does not keep this in its JSON
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._size: int = self._tokenizer.get_vocab_size()
-        self._known: dict[str, list[int]] = {}  # words and their ids after a space
-        parts = [parsed["model"]["vocab"], parsed["model"]["merges"], parsed["pre_tokenizer"]]
-        content = json.dumps(parts, sort_keys=True).encode("utf-8")
-        self.fingerprint: str = hashlib.sha256(content).hexdigest()
-        """sha256 of pieces and merges: equal where ``encode`` gives equal ids."""
-
-    @staticmethod
-    def _check(parsed: Any) -> None:
-        """Raise for a tokenizer that the library accepts but that does not restore every text."""
-        alphabet = set(_library().pre_tokenizers.ByteLevel.alphabet())
-        try:
-            model, vocabulary = parsed["model"], parsed["model"]["vocab"]
-            *digits, split = parsed["pre_tokenizer"].get("pretokenizers", [parsed["pre_tokenizer"]])
-            fits = (
-                model["type"] == "BPE"
-                and model["dropout"] is None
-                and parsed["normalizer"] is None
-                and parsed["decoder"]["type"] == split["type"] == "ByteLevel"
-                and split["use_regex"]
-                and not split["add_prefix_space"]
-                and all(each["type"] == "Digits" for each in digits)
-                and [vocabulary[name] for name in SPECIAL] == [PAD, BEGIN, END]
-                and set(vocabulary.values()) == set(range(len(vocabulary)))
-                and alphabet <= vocabulary.keys()
-            )
-        except (LookupError, TypeError, AttributeError, ValueError):
-            fits = False
-        if not fits:
+            raise DataError(f"Subwords: the description is damaged ({error!r})") from None
+        if not byte_level or special != [PAD, BEGIN, END]:
             raise DataError(
                 "Subwords: this is no byte-level BPE with the ids 0 to 2 for "
                 f"{', '.join(SPECIAL)}; make it with Subwords.train"
             )
+        self._tokenizer.encode_special_tokens = True  # the library does not keep this in its JSON
+        self._size: int = self._tokenizer.get_vocab_size()
+        self._known: dict[str, list[int]] = {}  # words and their ids after a space
+        content = json.dumps(parts, sort_keys=True).encode("utf-8")
+        self.fingerprint: str = hashlib.sha256(content).hexdigest()
+        """sha256 of pieces and merges: equal where ``encode`` gives equal ids."""
 
     @classmethod
     def train(
@@ -200,13 +178,7 @@ class Subwords:
         try:
             found = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
         except TypeError:  # raised for anything that is not UTF-8
-            for line in lines:
-                try:
-                    line.encode("utf-8")
-                except UnicodeEncodeError as error:
-                    fault = f"{line[error.start]!r} in {line[:40]!r}"
-                    raise DataError(f"Subwords: {fault} is not UTF-8; remove it") from None
-            raise
+            raise DataError("Subwords: a line is not UTF-8 text; remove it") from None
         return [each.ids for each in found]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -26,10 +26,6 @@ class ParallelText:
                 f"ParallelText: {len(self.source)} source lines and {len(self.target)} target "
                 "lines are no pairs; give as many of one as of the other"
             )
-        for side in (self.source, self.target):
-            if any("\n" in line for line in side):
-                number = next(i for i, line in enumerate(side, start=1) if "\n" in line)
-                raise DataError(f"ParallelText: line {number} holds a line end; split or remove it")
 
     @classmethod
     def from_files(cls, source: Path | str, target: Path | str) -> "ParallelText":
@@ -38,9 +34,8 @@ class ParallelText:
         counts = [len(lines) for lines in texts]
         if counts[0] != counts[1]:
             raise DataError(
-                f"{source} has {counts[0]:,} line{'' if counts[0] == 1 else 's'} but {target} has "
-                f"{counts[1]:,}; line i of one must be line i of the other, so give two files that "
-                "belong together"
+                f"{source} has {counts[0]:,} lines but {target} has {counts[1]:,}; line i of one "
+                "must be line i of the other, so give two files that belong together"
             )
         if counts[0] == 0:
             raise DataError(f"{source} and {target} hold no line; give files with one pair a line")

@@ -81,17 +81,11 @@ def open_text_folder(name: str) -> Path:
 
 def files_in(folder: Path) -> list[Path]:
     """Train, valid and test in a folder."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: is no folder; name one with train.txt, valid.txt and test.txt")
     paths = []
     for split in SPLITS:
         names = (f"{split}.txt", split, f"{split}.txt.xz", f"{split}.txt.gz")
         found = [folder / name for name in names if (folder / name).is_file()]
         if not found:
             raise DataError(f"{folder}: {split}.txt is missing; add it, or split a single file")
-        if len(found) > 1:
-            raise DataError(
-                f"{folder}: holds both {found[0].name} and {found[1].name}; keep one of them"
-            )
         paths.append(found[0])
     return paths

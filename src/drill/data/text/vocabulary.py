@@ -18,6 +18,7 @@ from drill.files import atomic_write, lines_of, read_json
 
 EOS = "<eos>"  # ends every line
 UNK = "<unk>"  # stands for every word that is not in the vocabulary
+FAULTS = (LookupError, TypeError, ValueError, AttributeError, OverflowError)  # of a damaged file
 LINES_AT_ONCE = 4096  # ids of a long text as lists of Python would fill the memory
 
 
@@ -208,18 +209,11 @@ class Vocabulary:
     def load(cls, path: Path | str) -> "Vocabulary":
         """Read what ``save`` wrote; any other file raises DataError."""
         content = read_json(Path(path), "vocabulary")
-        fields = content if isinstance(content, dict) else {}
-        words: Any = fields.get("words")
-        counts: Any = fields.get("counts")
-        if not _all_of(words, str) or not _all_of(counts, int):
-            raise DataError(
-                f"{path}: holds no vocabulary; an object with the lists words (strings) and "
-                "counts (whole numbers) is needed, as Vocabulary.save writes it"
-            )
         try:
-            return cls(words, counts, fields.get("descriptions"), fields.get("held_out", ()))
-        except (DataError, OverflowError) as error:
-            raise DataError(f"{path}: {error}") from None
+            words, counts = content["words"], content["counts"]
+            return cls(words, counts, content.get("descriptions"), content.get("held_out", ()))
+        except FAULTS as error:
+            raise DataError(f"{path}: holds no vocabulary ({error})") from None
 
 
 def tokens(lines: Iterable[str]) -> Iterator[str]:
@@ -233,10 +227,6 @@ def tokens(lines: Iterable[str]) -> Iterator[str]:
             )
         yield from words
         yield EOS
-
-
-def _all_of(values: Any, kind: type) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
 # -- subwords --------------------------------------------------------------------------------------
@@ -330,5 +320,5 @@ def load_vocabulary(path: Path | str) -> Vocabulary:
         return Vocabulary.load(path)  # or its error
     try:
         return SubwordVocabulary(Subwords(json.dumps(content["tokenizer"])), content["counts"])
-    except (DataError, LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from None
+    except FAULTS as error:
+        raise DataError(f"{path}: holds no vocabulary ({error})") from None
