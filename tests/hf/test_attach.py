@@ -407,9 +407,8 @@ INNER = [
     [
         ({"layer": "deep-residul"}, ValueError, "; did you mean deep-residual"),
         ({"layer": 4}, ValueError, "; known are"),
-        ({"layer": "deep-residual", "dept": 2}, TypeError, "; did you mean depth"),
-        ({"experts": 2}, TypeError, "no option 'experts'; known are"),
-        ({"layer": "adaptive", "zero_start": False}, TypeError, "AdaptiveSoftmax needs .* cutoffs"),
+        ({"layer": "deep-residual", "dept": 2}, TypeError, "DeepResidual.*'dept'"),
+        ({"layer": "adaptive", "zero_start": False}, TypeError, "AdaptiveSoftmax.*cutoffs"),
         *(
             ({"layer": "mixture", "zero_start": False, "inner": inner}, *said)
             for inner, *said in INNER
@@ -420,7 +419,7 @@ INNER = [
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
-        ({"layer": "tied", "depth": 1}, TypeError, "depth of deep-residual"),
+        ({"layer": "tied", "depth": 1}, TypeError, "TiedSoftmax.*'depth'"),
         ({"layer": "tied", "inner": {}}, TypeError, "inner"),
         ({"gate": "frequency", "counts": {0: 3}}, ValueError, "counts"),
         ({"tie": True}, ValueError, "tie"),

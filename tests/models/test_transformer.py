@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from drill.models import Transformer
 from drill.models.transformer.decoding_cache import STEPS_AT_ONCE
-from drill.models.transformer.transformer import PRESETS, sinusoids
+from drill.models.transformer.transformer import sinusoids
 from tests.models.small_transformers import (
     PAD,
     B,
@@ -177,7 +177,7 @@ def test_steps_with_gradients_raise():
 
 def test_the_base_model_has_the_published_counts():
     with torch.device("meta"):
-        model = Transformer.preset("base", nn.Embedding(1000, 512))
+        model = Transformer(nn.Embedding(1000, 512))
 
     def count(*parts: nn.Module) -> int:
         return sum(p.numel() for part in parts for p in part.parameters())
@@ -185,16 +185,6 @@ def test_the_base_model_has_the_published_counts():
     assert count(model.encoder, model.encoder_norm) == 18_915_328
     assert count(model.decoder, model.decoder_norm) == 25_225_216
     assert count(model) == 18_915_328 + 25_225_216 + 1000 * 512  # a shared embedding counts once
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_take_changes(name):
-    with torch.device("meta"):
-        model = Transformer.preset(
-            name, nn.Embedding(9, PRESETS[name].embedding_dim), norm="post", pad=3
-        )
-    assert (model.norm, model.pad, len(model.decoder)) == ("post", 3, PRESETS[name].layers)
-    assert model.encoder[0].feedforward.inner.out_features == PRESETS[name].feedforward
 
 
 def test_matrices_start_as_glorot_has_them_and_embeddings_only_if_asked():
@@ -248,7 +238,6 @@ def test_embeddings_and_ids_that_do_not_fit_raise():
     cache = model.start(model.encode(ids(3, S)), hypotheses=2)
     for call, error, fault in (
         (lambda: Transformer(E, nn.Embedding(V, 8)), ValueError, "target embedding"),
-        (lambda: Transformer.preset("base", E), ValueError, "512"),
         (lambda: Transformer(nn.Linear(3, 3)), TypeError, "Linear"),
         (lambda: model.encode(ids(1, S)[0]), TypeError, "source"),
         (lambda: model(ids(3, S), ids(2, T)), ValueError, "target"),

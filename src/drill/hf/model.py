@@ -1,7 +1,6 @@
 """The classes of models and configs with a layer attached: subclasses of the stock ones."""
 
 import functools
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -17,10 +16,9 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
-from drill.errors import nearest
 from drill.hf.head import Head
 from drill.kernels.loss.checks import IGNORE_INDEX
-from drill.layers import LAYERS, OutputLayer
+from drill.layers import LAYERS, MatrixLayer, OutputLayer
 
 if TYPE_CHECKING:
     from typing import Any as Stock  # whatever class comes behind these two in a subclass
@@ -265,30 +263,13 @@ def attached_class_by_name(name: str) -> Any:
 
 def build_layer(drill: dict[str, Any], embedding: Any, hidden_size: int) -> OutputLayer:
     layer, options = LAYERS[drill["layer"]], dict(drill["options"])
-    _check_options(layer, options)
-    if INNER in options:
+    if not issubclass(layer, MatrixLayer):
         inner = dict(options.pop(INNER))
         matrix = {"layer": inner.pop("name"), "options": inner}
         return layer(build_layer(matrix, embedding, hidden_size), **options)
     if hidden_size != embedding.embedding_dim:
         options["hidden_size"] = hidden_size
     return layer(embedding, **options)
-
-
-def _check_options(layer: type[OutputLayer], options: dict[str, Any]) -> None:
-    known = _options(layer)
-    for key in options:
-        if key not in known:
-            raise TypeError(f"{layer.__name__} has no option {key!r}{nearest(key, known)}")
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in options:
-            raise TypeError(f"{layer.__name__} needs the option {parameter}")
-
-
-def _options(layer: type[OutputLayer]) -> dict[str, inspect.Parameter]:
-    first, *others = inspect.signature(layer).parameters.values()
-    inner = {INNER: first} if first.name == "layer" else {}
-    return {each.name: each for each in others} | inner
 
 
 def install_head(model: Any, drill: dict[str, Any]) -> None:

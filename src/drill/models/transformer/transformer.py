@@ -7,9 +7,9 @@ x = drop(sqrt(d) E[ids] + positions),  blocks of attention and feed-forward netw
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -141,36 +141,6 @@ class Transformer(nn.Module):
         for part in (encoder, decoder, *ends):
             part.to(source_embedding.weight.dtype)
         self._draw(init_embeddings)
-
-    @classmethod
-    def preset(
-        cls,
-        name: str,
-        source_embedding: nn.Embedding,
-        target_embedding: nn.Embedding | None = None,
-        **changes: Any,
-    ) -> Self:
-        """A Transformer with the sizes of ``PRESETS``: ``Transformer.preset("base", embedding,
-        pad=2)``.
-
-        Args:
-            name: "big", "base", "small" or "tiny".
-            source_embedding: of the preset's width.
-            target_embedding: the source's by default.
-            changes: other arguments of the class, instead of the preset's.
-
-        Returns:
-            The Transformer.
-        """
-        size = PRESETS[one_of(cls.__name__, "preset", name, tuple(PRESETS))]
-        if source_embedding.embedding_dim != size.embedding_dim:
-            raise ValueError(
-                f"{cls.__name__}: preset {name!r} has width {size.embedding_dim} and the embedding "
-                f"{source_embedding.embedding_dim}; build nn.Embedding(words, {size.embedding_dim})"
-            )
-        options = {**asdict(size), **changes}
-        del options["embedding_dim"]
-        return cls(source_embedding, target_embedding, **options)
 
     # -- all positions at once ----------------------------------------------------------------
 
