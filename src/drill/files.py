@@ -11,7 +11,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -194,11 +194,10 @@ def append_line(path: Path, line: bytes) -> None:
             raise
 
 
-def digest(path: Path, algorithm: str) -> str:
+def sha256(path: Path) -> str:
     """The checksum of a file as hexadecimal digits."""
     with path.open("rb") as stream:
-        fresh = partial(hashlib.new, algorithm, usedforsecurity=False)
-        return hashlib.file_digest(stream, fresh).hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 logger = logging.getLogger("drill")

@@ -152,7 +152,7 @@ def test_unusable_arguments(arguments, options):
 def test_penn_treebank_has_the_published_types():
     if not Path(os.environ.get("DRILL_DATA", ""), "ptb").is_dir():
         pytest.skip("DRILL_DATA names no folder with ptb")
-    corpus = load_corpus("ptb", fetch=False)
+    corpus = load_corpus("ptb")
     vocabulary = corpus.vocabulary()
     targets = corpus.encode(vocabulary).test[1:]
     bands = frequency_bands(

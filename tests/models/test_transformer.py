@@ -168,13 +168,6 @@ def test_steps_keep_the_precision_of_autocast():
     torch.testing.assert_close(steps, whole, rtol=0.05, atol=0.05)
 
 
-def test_steps_with_gradients_raise():
-    model = make()
-    cache = model.start(model.encode(ids(1, S)))
-    with pytest.raises(RuntimeError, match=r"under torch.no_grad\(\), or all at once to train"):
-        model.step(torch.ones(1, dtype=torch.int64), cache)
-
-
 def test_the_base_model_has_the_published_counts():
     with torch.device("meta"):
         model = Transformer(nn.Embedding(1000, 512))

@@ -150,17 +150,14 @@ def test_kernel_summary():
     here = "CUDA graphs need an NVIDIA GPU, not cpu"
     model = small_translator("plain", dropout=0.0)
     found = kernel_summary(model, None, 60, None)
-    parts = ["attention flash", "residuals and norms reference", "labels reference"]
-    parts += ["loss reference", "batches replayed"]
+    parts = ["residuals and norms reference", "labels reference", "loss reference", "batches repl"]
     assert all(map(str.startswith, found, parts))
     many = kernel_summary(model, "asked for", 8192, torch.bfloat16)
-    assert many[3].startswith("loss chunked")
-    assert many[4] == "batches launched one by one: asked for"
-    model.transformer.decoder[0].attention.dropout = 0.5  # the CPU's fused kernel has none
-    assert kernel_summary(model, here, 60, None)[0].startswith("attention math (")
+    assert many[2].startswith("loss chunked")
+    assert many[3] == "batches launched one by one: asked for"
     mixture = kernel_summary(small_translator("mixture"), here, 60, None)
-    assert [part.split(" ")[0] for part in mixture] == ["attention", "residuals", "batches"]
-    assert "torch.compile" in kernel_summary(model, here, 60, None, compile=True)[1]
+    assert [part.split(" ")[0] for part in mixture] == ["residuals", "batches"]
+    assert "torch.compile" in kernel_summary(model, here, 60, None, compile=True)[0]
 
 
 def test_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):

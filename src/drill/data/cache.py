@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.files import digest, warn_uncached
+from drill.files import sha256, warn_uncached
 
 CHECKSUMS = "sha256.json"
 UNCACHED = ("encoded texts and subwords", "every start makes them again")
@@ -69,7 +69,7 @@ def _load(entry: Path, load: Callable[[Path], T]) -> T | None:
     try:
         checksums = json.loads((entry / CHECKSUMS).read_bytes())
         for name, wanted in checksums.items():
-            if digest(entry / name, "sha256") != wanted:
+            if sha256(entry / name) != wanted:
                 raise ValueError(f"{name} has another checksum")
         return load(entry)
     except OSError:
@@ -85,7 +85,7 @@ def _store(entry: Path, save: Callable[[Path], object]) -> None:
         new = Path(temporary, "new")
         new.mkdir()
         save(new)
-        checksums = {path.name: digest(path, "sha256") for path in new.iterdir()}
+        checksums = {path.name: sha256(path) for path in new.iterdir()}
         (new / CHECKSUMS).write_text(json.dumps(checksums))
         with suppress(FileNotFoundError):  # a damaged entry
             os.rename(entry, Path(temporary, "old"))

@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from drill.data import IGNORE_INDEX, PairBatch
 from drill.kernels.transformer.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
-from drill.models.transformer.attention import attention_kernels
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients, cuda_graphs_blocker
 from drill.training.precision import autocast_to, sum_dtype
@@ -38,11 +37,10 @@ def kernel_summary(
         blocker: from ``capture_blocker``.
     """
     parameter = next(model.parameters())
-    parts = attention_kernels(model.transformer.decoder[0].attention, autocast)
     impl, reason = choose_sublayer(model.transformer.impl, parameter)
     if compile and model.transformer.impl == "auto":
         impl, reason = "reference", "torch.compile fuses by itself"
-    parts.append(f"residuals and norms {impl} ({reason})")
+    parts = [f"residuals and norms {impl} ({reason})"]
     with autocast_to(parameter.device, autocast):
         if isinstance(model.layer, MatrixLayer):
             parts += model.layer.kernel_summary(max_tokens)

@@ -192,8 +192,6 @@ def test_lengths_are_padded_to_a_multiple_and_shapes_repeat():
         (lambda pairs: PairBatches(pairs, 0), "max_tokens"),
         (lambda pairs: PairBatches(pairs, seed=-1), "seed"),
         (lambda pairs: PairBatches(pairs, multiple=0), "multiple"),
-        (lambda pairs: PairBatches(pairs, rank=2, size=2), "size"),
-        (lambda pairs: list(PairBatches(pairs).epoch(0, 2)), "start"),
         (lambda _: PairBatches(pairs_of([], [])), "no pair"),
     ],
 )

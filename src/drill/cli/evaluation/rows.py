@@ -18,7 +18,7 @@ from drill.cli.options import Precision, Split, Weights, as_settings_error
 from drill.data import UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
-from drill.files import digest
+from drill.files import sha256
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens
 from drill.language_modeling.run import LanguageModelRun, load_language_model
@@ -140,7 +140,7 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
     vocabulary = run.vocabulary
     ids = encode_text(read_own_text(path), vocabulary)
     unknown = int((ids == vocabulary.ids[UNK]).sum()) if UNK in vocabulary else 0
-    row: Row = {"split": OWN_FILES, "text": str(path), "sha256": digest(path, "sha256")}
+    row: Row = {"split": OWN_FILES, "text": str(path), "sha256": sha256(path)}
     return EvaluatedText(str(path), ids, batch_size, row | {"unknown": unknown})
 
 

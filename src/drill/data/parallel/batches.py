@@ -73,8 +73,6 @@ class PairBatches:
             ("max_tokens", max_tokens, 1),
             ("multiple", multiple, 1),
             ("seed", seed, 0),
-            ("rank", rank, 0),
-            ("size", size, rank + 1),
         ):
             wanted = f"at least {least}"
             require(value >= least, "PairBatches", name, wanted, value, DataError)
@@ -101,8 +99,6 @@ class PairBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[PairBatch]:
         """The batches ``start``, ``start + 1``, ... of an epoch, whose number decides the order."""
-        known = f"in 0 to {len(self)}"
-        require(0 <= start <= len(self), "PairBatches", "start", known, start, DataError)
         # The legacy generator: its numbers stay the same in every version of numpy.
         seeds = np.random.SeedSequence([self.seed, epoch])
         random = np.random.RandomState(np.random.MT19937(seeds))

@@ -119,8 +119,8 @@ def _found(corpus: str, name: str) -> Path:
     for path in paths:
         if path.is_file():
             return path
-    where = "put it there" if Path(name).is_absolute() else "put it there, or set DRILL_DATA"
+    known = PARALLEL_CORPORA.get(corpus)
+    origin = "" if known is None else f"; get it from {known.origin} or set DRILL_DATA"
     raise DataError(
-        f"{corpus}: {paths[0]} is missing; {where} (.gz and .xz are read too)"
-        + (f"; get it from {PARALLEL_CORPORA[corpus].origin}" if corpus in PARALLEL_CORPORA else "")
+        f"{corpus}: {paths[0]} is missing; put it there (.gz and .xz are read too){origin}"
     )

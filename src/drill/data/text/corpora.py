@@ -103,14 +103,13 @@ def _subword_vocabulary(text: str, tokenizer: int | str) -> SubwordVocabulary:
     return vocabulary
 
 
-def load_corpus(name: str, fetch: bool = True, progress: OnProgress | None = None) -> Corpus:
+def load_corpus(name: str, progress: OnProgress | None = None) -> Corpus:
     """A corpus by name: from disk as ``<name>/{train,valid,test}.txt``, else downloaded.
 
     Every file is checked against its published checksum.
 
     Args:
         name: "ptb", "wikitext-2", "bible" or "elife".
-        fetch: whether missing files may be downloaded.
         progress: called with the bytes received and the size of the file.
 
     Returns:
@@ -125,7 +124,7 @@ def load_corpus(name: str, fetch: bool = True, progress: OnProgress | None = Non
             f"no corpus is called {name!r}; known are {', '.join(catalog.NAMES)}, and own "
             "text is read with corpus_from_folder or corpus_from_file"
         )
-    train, valid, test = (_text(name, split, fetch, progress) for split in SPLITS)
+    train, valid, test = (_text(name, split, progress) for split in SPLITS)
     return Corpus(name, train, valid, test, closed=True)
 
 
@@ -144,7 +143,7 @@ def _bible() -> Corpus:
     return Corpus(catalog.BIBLE, train, valid, test)
 
 
-def _text(name: str, split: str, fetch: bool, progress: OnProgress | None) -> str:
+def _text(name: str, split: str, progress: OnProgress | None) -> str:
     """One split of a standard corpus, checked."""
     known, index = catalog.CORPORA[name], SPLITS.index(split)
     md5 = known.md5[index]
@@ -152,11 +151,6 @@ def _text(name: str, split: str, fetch: bool, progress: OnProgress | None) -> st
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         path = paths[0]
-        if not fetch:
-            raise DataError(
-                f"{path} is missing; put it there, or set DRILL_DATA to the folder that holds "
-                f"{name}/{split}.txt"
-            )
         urls = [url.format(split) for url in known.urls]
         download(urls, path, md5, known.sizes[index], progress)
     raw = read_bytes(path)

@@ -134,23 +134,6 @@ class CrossAttention(nn.Module):
         return self.output(seen) if ready is None else seen
 
 
-def attention_kernels(attention: SelfAttention, autocast: torch.dtype | None) -> list[str]:
-    """Which kernels of PyTorch compute attention in training, causal and with padding."""
-    like, tokens = attention.output.weight, 64
-    q = like.new_empty((1, attention.heads, tokens, like.shape[0] // attention.heads))
-    q = q.to(autocast or like.dtype).requires_grad_()
-    masks = {"to earlier tokens": None, "past padding": q.new_zeros((1, 1, 1, tokens))}
-    found: dict[str, list[str]] = {}
-    for seen, mask in masks.items():
-        with _kernels(q, mask):
-            choice = torch._fused_sdp_choice(
-                q, q, q, mask, attention.dropout, is_causal=mask is None
-            )
-        name = SDPBackend(choice).name.lower().removesuffix("_attention")
-        found.setdefault(name, []).append(seen)
-    return [f"attention {name} ({' and '.join(seen)})" for name, seen in found.items()]
-
-
 def _by_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """(B, T, parts*d) -> ``parts`` tensors (B, H, T, d/H).
 

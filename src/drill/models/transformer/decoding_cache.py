@@ -67,11 +67,6 @@ class KeyValueCache:
             Keys and values of the layer so far, each (B*K, H, length + 1, d/H), and None; with a
             fixed room each (B*K, H, room, d/H), and the mask over it.
         """
-        if step.requires_grad:
-            raise RuntimeError(
-                "KeyValueCache: steps are written in place and have no gradient; decode step by "
-                "step under torch.no_grad(), or all at once to train"
-            )
         if isinstance(self.length, Tensor):
             assert self._cached is not None
             cached = self._cached[:, layer]  # (room, 2, B*K, H, d/H)
