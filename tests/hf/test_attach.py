@@ -398,7 +398,7 @@ def test_untied_model_can_share_its_embedding():
 INNER = [
     ({"name": "deep-residul"}, ValueError, "; did you mean deep-residual"),
     ({"dept": 1}, TypeError, "TiedSoftmax.*dept"),
-    ("deep-residual", TypeError, "inner must be a dict"),
+    ("deep-residual", TypeError, "mapping"),
 ]
 
 
@@ -469,7 +469,7 @@ def test_models_whose_head_cannot_be_replaced():
         attach(nn.Linear(4, V))
     with pytest.raises(TypeError, match="head"):
         attach(T.AutoModel.from_config(CONFIGS["llama"]()))
-    with pytest.raises(TypeError, match="fold"):
+    with pytest.raises(TypeError, match="stock"):
         attach(attach(build("llama"), depth=1))
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     masked = T.BertForMaskedLM(T.BertConfig(vocab_size=V, hidden_size=32, **sizes))
@@ -478,7 +478,7 @@ def test_models_whose_head_cannot_be_replaced():
     whisper = T.WhisperForConditionalGeneration(
         T.WhisperConfig(**BART, num_mel_bins=8, pad_token_id=0)
     )
-    with pytest.raises(TypeError, match="input_features"):
+    with pytest.raises(TypeError, match="next token"):
         attach(whisper)
 
 

@@ -1,7 +1,6 @@
 """``attach`` a layer of drill to a transformers model; ``fold`` it into a stock model again."""
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from drill.hf.model import (
 )
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
-from drill.kernels.runtime.checks import require_type
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
 from drill.layers.checks import check_counts
 from drill.layers.wrappers.sampled import foldable
@@ -61,34 +59,24 @@ def attach(
         ``model``, now an instance of a subclass of its class. Called with labels it returns the
         loss; in training, logits are None then, and at most ``memory`` bytes of them exist.
     """
-    if isinstance(model, AttachedModel):
-        raise TypeError(
-            "this model has a layer of drill; attach to a stock one, such as fold(model)"
-        )
     if hasattr(model, "peft_config"):
         raise TypeError(
             "attach: this model has adapters of PEFT; attach first, then get_peft_model"
         )
     linear: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    linear_head = type(linear) is nn.Linear and model._tied_weights_keys
-    if not linear_head or not model.can_generate():  # such as BertForMaskedLM
+    fits = type(linear) is nn.Linear and model._tied_weights_keys
+    # can_generate: not BertForMaskedLM; input_ids: not Whisper
+    if not fits or not model.can_generate() or model.main_input_name != "input_ids":
         raise TypeError(
-            f"attach: {type(model).__name__} does not predict the next token by a linear head over "
-            "the rows of an embedding; give a causal or a sequence-to-sequence language model of "
-            "transformers"
-        )
-    if model.main_input_name != "input_ids":  # such as Whisper
-        raise TypeError(
-            f"attach: {type(model).__name__} reads {model.main_input_name}; give a language model "
-            "that reads token ids"
+            f"attach: {type(model).__name__} does not predict the next token id from ids by a "
+            "linear head over the rows of an embedding; give a stock causal or "
+            "sequence-to-sequence language model of transformers"
         )
     check_settings("sum", label_smoothing, "auto", memory, IGNORE_INDEX)
     _check_name("layer", layer, [*LAYERS])
     matrix = options
     if not issubclass(LAYERS[layer], MatrixLayer):
-        inner = options.get(INNER, {})
-        require_type(inner, Mapping, "attach", INNER, "a dict of a layer's name and options")
-        matrix = options[INNER] = {"name": "tied", **inner}
+        matrix = options[INNER] = {"name": "tied", **options.get(INNER, {})}
         names = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
         _check_name(f"{INNER}['name']", matrix["name"], names)
         if any(each is not None for each in logit_postprocessing(model)):
