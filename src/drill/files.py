@@ -159,19 +159,6 @@ def atomic_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
         raise WriteError(path, error) from error
 
 
-def write_output(path: Path, content: bytes) -> None:
-    """Write where the user asked to: into a pipe or a device such as /dev/stdout, or a file.
-
-    Unlike in ``atomic_write`` a link is followed: it is the user's own.
-    """
-    if not path.exists() or path.is_file() or path.is_dir():
-        return atomic_write(Path(os.path.realpath(path)), content)
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise WriteError(path, error) from error
-
-
 def remove_parts(path: Path) -> None:
     """Remove what a killed ``atomic_write`` of ``path`` left; its name may be a pattern.
 

@@ -13,7 +13,7 @@ import jinja2
 
 from drill.data.text.corpora import WORDS
 from drill.errors import ReportError
-from drill.files import write_output
+from drill.files import atomic_write
 from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page import figures
@@ -133,7 +133,7 @@ def write_page(
         about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         sections=[each for each in sections if each.blocks],
     )
-    write_output(out, text.encode("utf-8", "replace"))  # file names may have lone surrogates
+    atomic_write(out, text.encode("utf-8", "replace"))  # file names may have lone surrogates
     return out
 
 
