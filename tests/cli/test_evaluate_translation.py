@@ -99,7 +99,7 @@ def test_evaluate_own_source_and_reference(run_cli, cli_output, in_workspace, tm
         (["--source", "pairs/test.en"], "--source and --reference: "),
         (["--reference", "pairs/test.de"], "--source and --reference: "),
         (["--source", "one.en", "--reference", "one.en", "--split", "test"], "--split: "),
-        (["--source", "one.en", "--reference", "pairs/valid.de"], "one.en has 1 line but pairs/"),
+        (["--source", "one.en", "--reference", "pairs/valid.de"], "one.en has 1 lines but pairs/"),
         (["--source", "one.en", "--reference", "blank.de"], "blank.de: "),
         (["--source", "blank.de", "--reference", "one.en"], "blank.de: "),
         (["--text", "pairs/test.en"], "--text: "),
