@@ -241,7 +241,7 @@ def start_language_model(
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a language model, read its text and build it."""
-    begun = check_resume(settings, run, warn=world.is_main)
+    begun = check_resume(settings, run)
     dry_run(settings, begun)
     if on_start is not None:
         on_start(summary.run_summary(settings, run, device, world))

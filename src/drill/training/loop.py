@@ -149,13 +149,12 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             valid, test = task.read_test(tested)
             return _ended(state, valid, test, tested["elapsed"])
     if resumed:
-        state.check_weights(model, run)
         if world.is_main:
             training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
     elif world.is_main and run.metrics.exists():
         training_log.info("no checkpoint yet, training from the start")
-    if state.cut_metrics(run, world):
-        save()
+    if world.is_main:
+        run.cut_metrics(state.metrics_size)
     if not resumed and world.rank > 0:
         torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
     agree_every = 1 if world.size == 1 else AGREE_EVERY

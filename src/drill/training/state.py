@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from drill.training.distributed import World
 from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.progress import perplexity_of
 from drill.training.run import checkpoint
-from drill.training.run.folder import RunFolder, readable
+from drill.training.run.folder import RunFolder
 
 logger = logging.getLogger("drill")
 
@@ -73,8 +72,7 @@ class TrainingState(abc.ABC):
     validation_pending: bool = saved(False)  # one was interrupted at this step
     seconds: float = saved(0.0)  # of this epoch
     training_seconds: float = saved(0.0)  # of this epoch, without validations
-    elapsed: float = saved(0.0)  # of the run, summed over resumes
-    test_seconds: float = saved(0.0)  # of elapsed: tests before a resume; limits leave them out
+    elapsed: float = saved(0.0)  # of training and validation, summed over resumes
     metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
     time_fraction: float = 0.0  # of max_minutes, as all processes have agreed
     _ticked: float = field(default_factory=time.monotonic)
@@ -100,7 +98,7 @@ class TrainingState(abc.ABC):
 
     def agree_on_time(self, world: World) -> None:
         """How much of ``max_minutes`` is used up, by the process that has used most."""
-        seconds = self.elapsed - self.test_seconds + time.monotonic() - self._ticked
+        seconds = self.elapsed + time.monotonic() - self._ticked
         limit = math.inf if self.max_minutes is None else 60.0 * self.max_minutes
         self.time_fraction = world.all_reduce_max(seconds / limit)
 
@@ -294,32 +292,3 @@ class TrainingState(abc.ABC):
             optimizer.load_state_dict(moments | numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)
         return True
-
-    def weight_files(self, run: RunFolder) -> list[Path]:
-        """Files that this run will read later, other than the checkpoint."""
-        return [] if self.best is None else [run.best]
-
-    def check_weights(self, model: nn.Module, run: RunFolder) -> None:
-        """Raise CheckpointError now if a file that training reads later is damaged."""
-        fix = f"restore it from a copy, or remove {run.last} to start over"
-        for path in self.weight_files(run):
-            tensors, _ = checkpoint.load(path, fix)
-            checkpoint.check_fits(dict(model.named_parameters()), tensors, str(path))
-
-    def cut_metrics(self, run: RunFolder, world: World) -> bool:
-        """Cut off lines after the checkpoint: those steps are trained again.
-
-        The line of a test is cut too, but its time still counts as elapsed. Returns whether there
-        was such time: save at once, so that a kill does not lose it.
-        """
-        tested = run.test_row() if world.is_main else None
-        spent = 0.0
-        if tested is not None:
-            with readable(run.metrics, "restore it from a copy, or remove its last line"):
-                spent = max(0.0, tested["elapsed"] - self.elapsed)
-        spent = world.broadcast_object(spent)
-        self.elapsed += spent
-        self.test_seconds += spent
-        if world.is_main:
-            run.cut_metrics(self.metrics_size)
-        return spent > 0.0

@@ -58,7 +58,7 @@ def start_translator(
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a translator, read its pairs and build it."""
-    begun = check_resume(settings, run, warn=world.is_main)
+    begun = check_resume(settings, run)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():

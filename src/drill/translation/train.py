@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -106,9 +105,6 @@ class TranslationState(TrainingState):
         super().save(model, optimizer, run, world)
         if world.is_main:
             run.forget_recent(self.recent)
-
-    def weight_files(self, run: RunFolder) -> list[Path]:
-        return [*super().weight_files(run), *map(run.recent, self.recent)]
 
     @torch.no_grad()
     def average_recent(self, run: RunFolder) -> dict[str, Tensor]:

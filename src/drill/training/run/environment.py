@@ -137,5 +137,5 @@ def used_limits(run: RunFolder) -> dict[str, float]:
     """How much of every limit the last checkpoint of a run has used."""
     last = run.last_numbers()
     with run.reading_last():
-        minutes = (last["elapsed"] - last["test_seconds"]) / 60.0
+        minutes = last["elapsed"] / 60.0
         return {"epochs": last["epoch"] - 1, "max_steps": last["step"], "max_minutes": minutes}

@@ -115,17 +115,10 @@ class RunFolder:
         return any(path.exists() for path in (self.last, self.best, self.metrics))
 
     def check_run(self, otherwise: str = A_RUN) -> None:
-        """Raise RunFolderError for a folder without a run, or with files that cannot be read."""
+        """Raise RunFolderError for a folder without a run."""
         if not self.recipe.exists():
             near = nearest_run(self.path, otherwise)
             raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){near}")
-        self.check_files()
-
-    def check_files(self) -> None:
-        """Raise RunFolderError for pipes and devices, which would keep a reader waiting."""
-        for path in (*self.path.glob("*"), *self.last.parent.glob("*")):
-            if path.exists() and not (path.is_file() or path.is_dir()):
-                raise RunFolderError(f"{path}: is not a regular file; remove it")
 
     def foreign_files(self) -> list[str]:
         """The files of a folder that has no file of a run; hidden files do not count."""
@@ -159,24 +152,18 @@ class RunFolder:
     def working_folder(self) -> str | None:
         """Where the run was trained last; None if environment.json does not say."""
         environment = self.read_environment() or {}
-        found = [environment, *environment.get("resumed", [])][-1].get("working_folder")
-        return None if found is None else str(found)
+        found: str | None = [environment, *environment.get("resumed", [])][-1].get("working_folder")
+        return found
 
     def read_environment(self) -> dict[str, Any] | None:
         """environment.json: where the run was trained. None if there is none."""
         if not self.environment.exists():
             return None
-        try:
-            found = json.loads(self.environment.read_bytes())
-        except (ValueError, RecursionError):
-            found = None
-        resumed = found.get("resumed", []) if isinstance(found, dict) else None
-        if not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
-            raise RunFolderError(
-                f"{self.environment}: is no environment of a run; restore it from a copy, or "
-                "remove it"
-            )
-        return dict(found)
+        with readable(self.environment, "restore it from a copy, or remove it"):
+            found: dict[str, Any] = json.loads(self.environment.read_bytes())
+            if not all(isinstance(each, dict) for each in found.get("resumed", [])):
+                raise TypeError("resumed is no list of objects")
+            return found
 
     # -- metrics ----------------------------------------------------------------------------------
 
@@ -225,20 +212,13 @@ class RunFolder:
         self._pending = []
         if not self.metrics.exists() and size == 0:
             return
-        fix = f"restore the file from a copy, or remove {self.last} to start over"
         if self.metrics_size() < size:
             raise RunFolderError(
-                f"{self.metrics}: has {self.metrics_size()} bytes, fewer than the {size} that the "
-                f"checkpoint knows of; {fix}"
+                f"{self.metrics}: lacks rows that the checkpoint knows of; restore it from a copy, "
+                f"or remove {self.last} to start over"
             )
         try:
-            with os.fdopen(open_append(self.metrics), "a+b") as stream:
-                stream.seek(max(0, size - 1))
-                if size > 0 and stream.read(1) != b"\n":
-                    raise RunFolderError(
-                        f"{self.metrics}: has changed, no line ends after {size} bytes, where the "
-                        f"checkpoint was saved; {fix}"
-                    )
+            with os.fdopen(open_append(self.metrics), "ab") as stream:
                 stream.truncate(size)
         except OSError as error:
             raise RunFolderError(str(WriteError(self.metrics, error, alternative=""))) from None
@@ -260,7 +240,7 @@ class RunFolder:
     def _row(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             row = None
         if not isinstance(row, dict) or not {"kind", "epoch"} <= row.keys():
             raise RunFolderError(
@@ -346,14 +326,11 @@ def _lock(handle: int) -> bool:
     """False if another process has the lock."""
     try:
         import fcntl
-    except ImportError:
-        logger.warning(NO_LOCKS)
-        return True
-    try:
+
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
+    except (ImportError, OSError):  # on Windows, and on some file systems
         logger.warning(NO_LOCKS)
     return True
 
