@@ -42,27 +42,6 @@ def test_a_summary_comes_before_training(run_cli):
     assert run_cli(*words, "-q") == (0, out, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "noted"),
-    [("few", ["training.epochs=1"], "about 22 steps"), ("enough", ["training.epochs=5"], None)],
-)
-def test_few_steps_are_noted(run_cli, name, changes, noted):
-    words = (*TINY, "--name", name, *sets(*changes))
-    line = run_cli(*words)[2].splitlines()[3]
-    assert line.startswith(noted) if noted else "steps in all" not in line
-    assert "in all, too few" not in run_cli(*words)[2]  # it is trained already
-
-
-@pytest.mark.parametrize(("lr", "noted"), [("100", True), ("5", False)])
-def test_a_model_no_better_than_a_guess_is_noted(run_cli, lr, noted):
-    changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.max_grad_norm=none")
-    for _ in range(2):  # trained, and asked again
-        code, out, err = run_cli(*TINY, "--name", f"guess{lr}", *changes)
-        assert code == 0
-        assert (float(out.split("test perplexity ")[1].split()[0].replace(",", "")) >= 7) is noted
-        assert (" is not below 7, that of a guess among all words: " in err) is noted
-
-
 def test_unknown_words_are_counted_before_training(run_cli, workspace):
     """Ten lines: the last is the test, the one before validation."""
     text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
@@ -71,7 +50,6 @@ def test_unknown_words_are_counted_before_training(run_cli, workspace):
     words = (*TINY, "--name", "rare", *own, *sets("training.batch_size=1"))
     words = (*words, *sets("training.valid_batch_size=1"))
     (rare,) = (line for line in run_cli(*words)[2].splitlines() if "<unk>" in line)
-    assert "1 word " in rare
     assert "2.0% of the training tokens, 20.0% of the test tokens" in rare
     assert "<unk>" not in run_cli(*words)[2]  # it is trained already
     assert rare in run_cli(*words, *sets("training.epochs=3"))[2].splitlines()

@@ -141,7 +141,7 @@ def data(
     if found.closed:
         return
     demo = recipe(DEMO).data["min_count"]
-    remark = share_of_unknown(found, vocabulary, ids, min_count)
+    remark = share_of_unknown(found, vocabulary, ids)
     echo(
         f"counted with --min-count {min_count}; `drill train` takes the recipe's "
         f"data.min_count, {demo} in {DEMO}"

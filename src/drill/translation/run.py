@@ -100,10 +100,7 @@ def start_translator(
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
 
     size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-
-    def remarks() -> tuple[str | None, ...]:
-        return left_out(data.train.report, settings.filters), remark
-
+    remarks = (left_out(data.train.report, settings.filters), remark)
     return Start(task, save, size, remarks, more)
 
 

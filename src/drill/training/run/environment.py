@@ -35,7 +35,7 @@ class Start:
     task: Task
     save: Callable[[], object]  # writes the files of the task
     size: str  # of the corpus, such as "929,589 tokens, 10,000 words"
-    remarks: Callable[[], tuple[str | None, ...]]  # for the user; a resume shows the first again
+    remarks: tuple[str | None, ...]  # for the user
     environment: dict[str, Any] = field(default_factory=dict)  # of a run that starts
 
 
