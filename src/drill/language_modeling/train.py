@@ -182,8 +182,7 @@ class LanguageModelTask(Task):
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
         """Not interruptible: it takes seconds."""
         load_into(self.model, self.run.best)
-        what = f"the test of the best weights, {self.run.best}"
-        with diverged_if_nan(what, "; the same command tests them again"):
+        with diverged_if_nan(f"the test of the best weights, {self.run.best}"):
             test, *tokens = self._evaluated(self.test_text)
         self.state.tick()
         valid: Perplexity = self.state.best

@@ -393,25 +393,16 @@ def finite(loss: float, task: Task) -> float:
     if math.isfinite(loss):
         return loss
     state, optimizer, run = task.state, task.optimizer, task.run
-    last = (
-        f"the last good checkpoint is {run.last}"
-        if run.last.exists()
-        else "no checkpoint was due before that"
-    )
-    if state.best is not None:
-        of = f"those of epoch {state.best_epoch}" if state.best_epoch else "the initial ones"
-        last += f"; the best weights, {of}, are {run.best}"
+    where = f"before step {state.step} of epoch {state.epoch}"
     if take_stall():
         raise Diverged(
-            f"{STALLED}, before step {state.step} of epoch {state.epoch}; {last}; run the same "
-            "command on a free GPU, or with --set encoder.impl=cudnn"
+            f"{STALLED}, {where}; run the same command on a free GPU, or with --set "
+            "encoder.impl=cudnn"
         )
-    lower = optimizer.lr / (10 if state.best is None else 2)  # never good: far too high
-    clip = " or --set optimizer.max_grad_norm=1" if optimizer.max_grad_norm is None else ""
     raise Diverged(
-        f"the loss became {loss} in epoch {state.epoch}, before step {state.step}, at lr "
-        f"{optimizer.current_lr:g}; {last}; train under another name with a lower rate, for "
-        f"example --set optimizer.lr={lower:g}{clip}"
+        f"the loss became {loss} {where}, at lr {optimizer.current_lr:g}; what was saved "
+        f"before is in {run.path}; train under another name with a lower optimizer.lr, or with "
+        "optimizer.max_grad_norm=1"
     )
 
 
@@ -423,13 +414,12 @@ def check_damaged(task: Task) -> None:
 
 
 @contextmanager
-def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
-    """Raise NaN in the evaluation of ``what`` as Diverged, with a hint for a stalled kernel."""
+def diverged_if_nan(what: str) -> Iterator[None]:
+    """Raise NaN in the evaluation of ``what`` as Diverged."""
     try:
         yield
     except (FloatingPointError, Stalled) as error:
-        hint = if_stalled if isinstance(error, Stalled) else ""
-        raise Diverged(f"{what}: {error}{hint}") from None
+        raise Diverged(f"{what}: {error}") from None
 
 
 @contextmanager

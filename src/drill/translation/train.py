@@ -48,8 +48,7 @@ from drill.translation.step import (
 logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)
 
-RESUMES = "the same command resumes from its last checkpoint"
-TESTS_AGAIN = "the same command tests them again"
+RUN_AGAIN = "make room on the GPU; the same command resumes"
 
 
 @dataclass(kw_only=True)
@@ -205,8 +204,7 @@ class TranslationTask(Task):
         """The loss of the validation text, and its BLEU every ``bleu_every`` validations."""
         state, every = self.state, self.options.bleu_every
         bleu = every is not None and (state.step == 0 or (state.validations + 1) % every == 0)
-        what = f"the validation after step {state.step}"
-        with out_of_memory_hint(what, f"make room on the GPU; {RESUMES}"):
+        with out_of_memory_hint(f"the validation after step {state.step}", RUN_AGAIN):
             loss = self._valid_loss(watch("validation"))
             if not bleu:
                 return loss, {}
@@ -235,10 +233,9 @@ class TranslationTask(Task):
         self.captured = None  # frees the memory of its graphs for the search
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        with out_of_memory_hint(f"the test of {run.path}", f"make room on the GPU; {TESTS_AGAIN}"):
+        with out_of_memory_hint(f"the test of {run.path}", RUN_AGAIN):
             weights, valid = self._load_best_weights(watch)
-            what = f"the test of the {weights} weights in {run.path}"
-            with diverged_if_nan(what, f"; {TESTS_AGAIN}"):
+            with diverged_if_nan(f"the test of the {weights} weights in {run.path}"):
                 test = evaluate_translator(
                     self.model,
                     data.subwords,

@@ -240,7 +240,7 @@ class RunFolder:
     def _row(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict) or not {"kind", "epoch"} <= row.keys():
             raise RunFolderError(
