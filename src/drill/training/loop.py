@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,10 +40,6 @@ AGREE_EVERY = 20  # steps between two agreements of several processes on saving 
 
 Watch = Callable[[str], Callable[[int, int], None]]
 """The name of some work -> what is called with how much of it is done, and with all there is."""
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came during a validation or a test, whose result is lost."""
 
 
 class Task(abc.ABC):
@@ -133,9 +129,9 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     """Train ``task.model`` in place until the first limit, then test the best weights.
 
     Resumes from the last checkpoint of the folder; the optimizer is a fresh one. A run that was
-    tested and is at a limit returns its result again. Ctrl-C and SIGTERM end the step or the
-    validation, save and return an unfinished outcome; the next call repeats that validation.
-    ``progress`` is called a few times a second, and after each validation.
+    tested and is at a limit returns its result again. After Ctrl-C or SIGTERM the step or the
+    validation comes to its end, all is saved, and the outcome is unfinished. ``progress`` is
+    called a few times a second, and after each validation.
     """
     model, state, run, world = task.model, task.state, task.run, task.world
     optimizer, options = task.optimizer, task.options
@@ -166,17 +162,12 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         saving_best(task),
     ):
         task.prepare(autocast)
-        reporter = Reporter(task, progress, shutdown)
+        reporter = Reporter(task, progress)
 
         # validate the initial weights
         if options.validate_first and state.step == 0 and state.best is None:
             state.epoch = 0
-            try:
-                row = _validate(task, reporter.watch)
-            except Interrupted:
-                state.epoch = 1
-                save()
-                return _unfinished(state, shutdown)
+            row = _validate(task, reporter.watch)
             reporter.report(row | {"kind": "epoch"})
             state.next_epoch()
             reporter.restart()
@@ -185,15 +176,14 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         batches, async_loss = task.batches(), AsyncLoss(task.device)
         while not state.is_done():
             # train
-            if not state.validation_pending:
-                task.step(next(batches))
-                state.step += 1
-                if state.step % log_interval(state.step, options.log_every) == 0:
-                    row = state.training_row(optimizer.current_lr, world)
-                    finite(row["train_loss"], task)
-                    reporter.measure_speed()
-                    if world.is_main:
-                        run.append_later(row)
+            task.step(next(batches))
+            state.step += 1
+            if state.step % log_interval(state.step, options.log_every) == 0:
+                row = state.training_row(optimizer.current_lr, world)
+                finite(row["train_loss"], task)
+                reporter.measure_speed()
+                if world.is_main:
+                    run.append_later(row)
             agreed = state.step % agree_every == 0
             if agreed:
                 state.agree_on_time(world)
@@ -209,17 +199,12 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             # validate
             epoch_done, every = state.epoch_done(), options.validate_every
             due = every is not None and state.step % every == 0
-            if epoch_done or due or state.ended_by() or state.validation_pending:
+            if epoch_done or due or state.ended_by():
                 state.loss = finite(state.mean_loss(world), task)
                 reporter.measure_speed()
                 check_damaged(task)
                 state.tick_training()
-                try:
-                    row = _validate(task, reporter.watch)
-                except Interrupted:
-                    state.validation_pending = True
-                    save()
-                    return _unfinished(state, shutdown)
+                row = _validate(task, reporter.watch)
                 if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
                     state.stopper.update(row["valid_loss"])
                 row["kind"] = "epoch" if epoch_done else "validation"
@@ -246,9 +231,8 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         # test
         save()
         result = None
-        if world.is_main or task.sharded:
-            with suppress(Interrupted):  # all is saved: the same command tests again
-                result = task.test(reporter.watch)
+        if not world.any(shutdown.requested) and (world.is_main or task.sharded):
+            result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
         ended = _ended(state, valid, test, state.elapsed)
         late = world.any(shutdown.requested)
@@ -256,21 +240,14 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
 
 
 def _validate(task: Task, watch: Watch) -> dict[str, Any]:
-    """Copy the weights if they are the best so far; gives the row of metrics.jsonl.
-
-    All processes raise Interrupted if the main one was interrupted; the state is then as before.
-    """
+    """Copy the weights if they are the best so far; gives the row of metrics.jsonl."""
     state, optimizer, world = task.state, task.optimizer, task.world
     averaged = optimizer.averaging
     with optimizer.averaged_weights():
         found = None
         if world.is_main or task.sharded:
-            with suppress(Interrupted):  # the others wait for the result
-                found = task.validate(watch)
-        found = world.broadcast_object(found)
-        if found is None:
-            raise Interrupted
-        score, more = found
+            found = task.validate(watch)
+        score, more = world.broadcast_object(found)
         better = state.update_best(score, task.model, world)
     state.tick()
     lr = optimizer.rate(state.progress())
@@ -280,13 +257,8 @@ def _validate(task: Task, watch: Watch) -> dict[str, Any]:
 class Reporter:
     """Shows how far a run is and how fast it trains; writes the rows of validations."""
 
-    def __init__(
-        self,
-        task: Task,
-        progress: Callable[[Progress], None] | None,
-        shutdown: GracefulShutdown,
-    ) -> None:
-        self.task, self.state, self.shutdown = task, task.state, shutdown
+    def __init__(self, task: Task, progress: Callable[[Progress], None] | None) -> None:
+        self.task, self.state = task, task.state
         self.progress = progress if task.world.is_main else None
         self._tokens_per_second = self._progress_per_second = 0.0
         self.restart()
@@ -314,13 +286,11 @@ class Reporter:
             self.progress(self._measure(row))
 
     def watch(self, work: str) -> Callable[[int, int], None]:
-        """Shows other work a few times a second, and ends it when an interrupt came."""
+        """Shows other work a few times a second."""
         shown = time.monotonic()
 
         def count(done: int, total: int) -> None:
             nonlocal shown
-            if self.shutdown.requested:
-                raise Interrupted
             if self.progress is not None and time.monotonic() - shown >= SHOW_EVERY:
                 shown = time.monotonic()
                 self.progress(replace(self._measure(), work=work, share=done / total))

@@ -69,7 +69,6 @@ class TrainingState(abc.ABC):
     best: Any = None  # score of the best weights
     best_epoch: int = saved(0)
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
-    validation_pending: bool = saved(False)  # one was interrupted at this step
     seconds: float = saved(0.0)  # of this epoch
     training_seconds: float = saved(0.0)  # of this epoch, without validations
     elapsed: float = saved(0.0)  # of training and validation, summed over resumes
@@ -125,8 +124,7 @@ class TrainingState(abc.ABC):
 
     def is_done(self) -> bool:
         """Whether a limit is reached and there are weights to test."""
-        reached = self.ended_by() is not None
-        return reached and self.best is not None and not self.validation_pending
+        return self.ended_by() is not None and self.best is not None
 
     def last_epoch(self) -> int:
         """The one that ended last, or that a limit has cut."""
@@ -140,7 +138,6 @@ class TrainingState(abc.ABC):
 
     def update_best(self, score: Score, model: nn.Module, world: World) -> bool:
         """Copy the weights if they are the best so far; the first process will write them."""
-        self.validation_pending = False
         better = self.best is None or score.loss < self.best.loss
         if better:
             self.best, self.best_epoch = score, self.epoch
@@ -270,12 +267,11 @@ class TrainingState(abc.ABC):
         """Go back to the last checkpoint; False if there is none. metrics.jsonl is not cut."""
         found = run.load_last()
         step = torch.tensor(-1 if found is None else found[1]["step"])
-        steps = sorted({int(each) for each in world.all_gather(step)})
+        steps = {int(each) for each in world.all_gather(step)}
         if len(steps) > 1:  # processes would wait for each other forever
-            read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
             raise CheckpointError(
-                f"{run.last}: the processes read different checkpoints ({read}); give all machines "
-                "one shared folder for --runs"
+                f"{run.last}: the processes read different checkpoints; give all machines one "
+                "shared folder for --runs"
             )
         if found is None:
             return False

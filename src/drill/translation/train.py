@@ -138,7 +138,6 @@ class TranslationTask(Task):
         world: World = World(),  # noqa: B008 - it is frozen
     ) -> None:
         super().__init__(model, run, optimizer, options, world)
-        corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
         self.data = data
         self.pair_batches = PairBatches(
             data.train,
