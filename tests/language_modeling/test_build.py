@@ -301,7 +301,7 @@ def test_lost_vocabulary_is_named(text_folder, run):
         load_language_model,
         lambda folder, device: train(small(text_folder), folder, device=device),
     ):
-        with pytest.raises(RunFolderError, match=r"vocabulary\.json"):
+        with pytest.raises(DataError, match=r"vocabulary\.json"):
             use(run, device="cpu")
 
 

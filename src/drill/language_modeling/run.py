@@ -189,22 +189,13 @@ class LanguageModelRun:
             target.save_best(copied(self.model), dict(self.origin.when))
 
 
-def vocabulary_of(run: RunFolder) -> Vocabulary:
-    if not run.vocabulary.exists():
-        raise RunFolderError(
-            f"{run.vocabulary}: is missing, and ids mean nothing without it; restore it from a "
-            "copy, or remove the folder and train again"
-        )
-    return load_vocabulary(run.vocabulary)
-
-
 def load_language_model(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> LanguageModelRun:
     """The language model of a run in eval mode; by default with its best or last weights."""
     run = RunFolder(folder)
     settings = settings_of(run, LANGUAGE_MODEL)
-    vocabulary = vocabulary_of(run)
+    vocabulary = load_vocabulary(run.vocabulary)
     model = language_model(by_any_kernels(settings), vocabulary, pick_device(device))
     tensors, origin = read_weights(run, weights)
     names = dict(model.named_parameters()).keys()
@@ -235,7 +226,7 @@ def start_language_model(
     if earlier is None:
         vocabulary = described(settings, vocabulary)
     else:
-        known = vocabulary_of(earlier)  # with the descriptions it was trained with
+        known = load_vocabulary(earlier.vocabulary)  # with the descriptions it was trained with
         if known != vocabulary:
             other = "set init_from to a run of this corpus, or leave it out"
             hint = "the text has changed: train under another name" if begun else other

@@ -24,7 +24,7 @@ from drill.training.precision import matmul_precision
 from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import check_resume, with_text
-from drill.training.run.summary import left_out, run_summary
+from drill.training.run.summary import run_summary
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -100,8 +100,9 @@ def start_translator(
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
 
     size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-    remarks = (left_out(data.train.report, settings.filters), remark)
-    return Start(task, save, size, remarks, more)
+    report = data.train.report
+    filtered = None if report.kept == report.pairs else f"filters: {report}"
+    return Start(task, save, size, (filtered, remark), more)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Remarks about a run before it starts: unknown words, and pairs that filters drop."""
 
 import json
-import re
 
 import pytest
 
 from drill.data import Corpus, FilterReport
 from drill.tasks import train
-from drill.training.run.summary import left_out, share_of_unknown
+from drill.training.run.summary import share_of_unknown
 from tests.helpers.translators import small, write_pairs
 
 TEXT = "a a a b b c\n"  # seven tokens with <eos>
@@ -28,9 +27,6 @@ def test_no_remark_where_no_word_is_unknown(closed):
     assert share_of_unknown(corpus, vocabulary, corpus.encode(vocabulary)) is None
 
 
-FILTERS = {"minimum": 2, "maximum": 256, "ratio": 4.0, "deduplicate": True}
-
-
 @pytest.fixture
 def workspace(tmp_path):
     """The training text of tiny runs: 60 pairs, of which some come twice, and three odd ones."""
@@ -41,19 +37,9 @@ def workspace(tmp_path):
     return tmp_path
 
 
-def test_every_reason_is_named_with_its_setting():
-    report = FilterReport(3000, empty=1, duplicate=1500, short=2, long=3, ratio=4)
-    line = left_out(report, FILTERS)
-    assert line.startswith("1,510 of 3,000 ")
-    assert re.findall(r"\(filters\.(\w+)\)", line) == [
-        "minimum", "deduplicate", "minimum", "maximum", "ratio"
-    ]  # fmt: skip
-    assert left_out(FilterReport(3000), FILTERS) is None
-
-
 def test_dropped_pairs_are_reported(in_workspace, tmp_path):
     said: list[str] = []
     train(small("training.max_steps=1"), tmp_path / "run", device="cpu", on_start=said.append)
     dropped = json.loads((tmp_path / "run/environment.json").read_text())["filtered"]
     assert (dropped["pairs"], dropped["empty"], dropped["ratio"]) == (63, 1, 1)
-    assert said[-1].splitlines()[1:] == [left_out(FilterReport(**dropped), small().filters)]
+    assert said[-1].splitlines()[1:] == [f"filters: {FilterReport(**dropped)}"]

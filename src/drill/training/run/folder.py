@@ -120,15 +120,6 @@ class RunFolder:
             near = nearest_run(self.path, otherwise)
             raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){near}")
 
-    def foreign_files(self) -> list[str]:
-        """The files of a folder that has no file of a run; hidden files do not count."""
-        if not self.path.is_dir():
-            return []
-        found = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-        own = {self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment}
-        own |= {self.metrics, self.evaluations, self.best, self.averaged, self.last.parent}
-        return sorted(found) if found.isdisjoint(path.name for path in own) else []
-
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 

@@ -42,14 +42,8 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
 def check_resume(settings: Settings, run: RunFolder) -> bool:
     """Whether the folder has weights to resume from or to use; RunFolderError if it cannot train.
 
-    It has foreign files, or a run of other settings, or one whose result would be lost.
+    It has a run of other settings, or one whose result would be lost.
     """
-    if found := run.foreign_files():
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise RunFolderError(
-            f"{run.path}: has no run, but {found[0]}{more}; give this one another --name, or "
-            "empty the folder"
-        )
     begun = run.last.exists() or run.best.exists()
     if not begun or not run.recipe.exists():
         return begun

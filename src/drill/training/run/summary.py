@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from drill.data import UNK, Corpus, FilterReport, Ids, Vocabulary
+from drill.data import UNK, Corpus, Ids, Vocabulary
 from drill.layers import LAYERS
 from drill.layers.cost import own_parameters
 from drill.recipes.reader import NAME
@@ -52,22 +52,6 @@ def share_of_unknown(corpus: Corpus, vocabulary: Vocabulary, ids: Ids) -> str | 
         f"{UNK} stands for rare and unseen words: {train:.1%} of the training tokens, "
         f"{test:.1%} of the test tokens; perplexities count it as one word"
     )
-
-
-def left_out(report: FilterReport, filters: dict[str, Any]) -> str | None:
-    """How many training pairs were dropped by which filter; None without any."""
-    dropped = report.pairs - report.kept
-    if not dropped:
-        return None
-    reasons = {
-        "without words on a side (filters.minimum)": report.empty,
-        "seen before (filters.deduplicate)": report.duplicate,
-        f"below {filters['minimum']} subwords (filters.minimum)": report.short,
-        f"above {filters['maximum']} subwords (filters.maximum)": report.long,
-        f"with one side over {filters['ratio']} times the other (filters.ratio)": report.ratio,
-    }
-    dropped_by = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-    return f"{dropped:,} of {report.pairs:,} training pairs are left out: {dropped_by}"
 
 
 def layer_in_words(table: dict[str, Any]) -> str:
