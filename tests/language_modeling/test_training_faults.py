@@ -94,7 +94,7 @@ def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch
     message = poisoned(tmp_path, 15, math.nan, checkpoint_seconds=0.0)
     assert message.startswith(f"{stalls.STALLED}, before step 15 of epoch 2")
     assert not flag.any()
-    assert "the loss became nan before step 16 of epoch 2" in poisoned(tmp_path, 1, math.nan)
+    assert poisoned(tmp_path, 1, math.nan).startswith("the loss became nan before step 1")
     small_run(tmp_path, "deep-residual")
     assert unlike(all_of(tmp_path), finished(small_run, "deep-residual")) == []
 

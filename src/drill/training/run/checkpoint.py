@@ -5,10 +5,8 @@ The numbers are JSON in the file's header, with a checksum of every tensor and o
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -46,7 +44,6 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
 
     try:
         atomic_write(path, fill)
-        _settle(path.parent)
     except OSError as error:
         failed = WriteError(path, error, len(header) + len(values), "choose another folder")
         raise CheckpointError(
@@ -167,16 +164,6 @@ def _in_order(content: bytes) -> tuple[bytes, memoryview]:
 
 def _write(stream: BinaryIO, content: memoryview) -> None:
     stream.write(content)
-
-
-def _settle(folder: Path) -> None:
-    """Sync the rename to disk too, where the system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _some(names: list[str]) -> str:
