@@ -62,15 +62,6 @@ def test_last_good_checkpoint_stays_and_is_named(tmp_path, value, name):
     assert all(tensor.isfinite().all() for tensor in weights(folder.best).values())
 
 
-def test_best_weights_are_saved_if_no_checkpoint_was_due(tmp_path):
-    poisoned(tmp_path, 15, math.nan)
-    folder = RunFolder(tmp_path)
-    small_run(tmp_path / "whole", "deep-residual", epochs=1)
-    found, best = weights(folder.best), weights(RunFolder(tmp_path / "whole").best)
-    assert found.keys() == best.keys()
-    assert all(torch.equal(found[name], best[name]) for name in best)
-
-
 @pytest.mark.parametrize(("value", "epochs"), [(math.nan, 2), (math.inf, 1)])
 def test_last_step_of_an_epoch_is_checked_too(tmp_path, value, epochs):
     """The loss of the epoch is finite, the weights after it are not."""

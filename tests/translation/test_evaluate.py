@@ -81,14 +81,6 @@ def test_decoding_info_is_saved_next_to_translations(tmp_path):
     assert read_decoding_info(folder, "valid", "de") is None
 
 
-def test_decoding_info_of_other_translations_is_ignored(tmp_path):
-    """Somebody killed between the two files, or who copies one of them, leaves such a pair."""
-    folder = RunFolder(tmp_path)
-    save_hypotheses(folder, "test", "de", ["eins"], MADE)
-    folder.hypotheses("test", "de").write_text("zwei\n")
-    assert read_decoding_info(folder, "test", "de") is None
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"checksum": 1, "beam": "many"}'])
 def test_damaged_decoding_info_is_an_error(tmp_path, content):
     folder = RunFolder(tmp_path)

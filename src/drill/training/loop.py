@@ -159,7 +159,6 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     with (
         matmul_precision(options.precision, task.device) as autocast,
         GracefulShutdown() as shutdown,
-        saving_best(task),
     ):
         task.prepare(autocast)
         reporter = Reporter(task, progress)
@@ -390,14 +389,3 @@ def diverged_if_nan(what: str) -> Iterator[None]:
         yield
     except (FloatingPointError, Stalled) as error:
         raise Diverged(f"{what}: {error}") from None
-
-
-@contextmanager
-def saving_best(task: Task) -> Iterator[None]:
-    """Save the best weights if training inside diverges."""
-    try:
-        yield
-    except Diverged:
-        if task.world.is_main:
-            task.state.save_best(task.run)
-        raise

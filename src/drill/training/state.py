@@ -248,18 +248,13 @@ class TrainingState(abc.ABC):
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
         tensors = world.gather(tensors)
         if world.is_main:
-            self.save_best(run)
+            if self.best_weights is not None:
+                best = {"epoch": self.best_epoch, "valid": asdict(self.best)}
+                run.save_best(self.best_weights, best)
             run.save_last(tensors, numbers)
         self.best_weights = None
         world.barrier()  # until it is on disk
         self.tick()
-
-    def save_best(self, run: RunFolder) -> None:
-        """Write the best weights if they are not on disk yet."""
-        if self.best_weights is not None:
-            numbers = {"epoch": self.best_epoch, "valid": asdict(self.best)}
-            run.save_best(self.best_weights, numbers)
-            self.best_weights = None
 
     def restore(
         self, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder, world: World

@@ -7,7 +7,6 @@ M counts every target token and one ``<end>`` a sentence. There is no label smoo
 
 import json
 import math
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -156,27 +155,21 @@ def save_hypotheses(
     folder: RunFolder, split: str, language: str, lines: Iterable[str], info: DecodingInfo
 ) -> None:
     """Write the translations of a split, and next to them how they were made."""
-    path = folder.hypotheses(split, language)
-    folder.write_lines(path, lines)
+    folder.write_lines(folder.hypotheses(split, language), lines)
     made = asdict(info)
-    row = {"beam": made.pop("beam_size"), **made, "checksum": zlib.crc32(path.read_bytes())}
+    row = {"beam": made.pop("beam_size"), **made}
     folder.write_json(folder.hypotheses_made(split, language), row)
 
 
 def read_decoding_info(folder: RunFolder, split: str, language: str) -> DecodingInfo | None:
-    """How the saved translations were made; None if unknown.
-
-    The checksum differs for translations of a run that was killed between the two files.
-    """
+    """How the saved translations were made; None if unknown."""
     path = folder.hypotheses_made(split, language)
     if not path.exists():
         return None
     try:
         row = json.loads(path.read_bytes())
-        checksum = row.pop("checksum")
-        info = DecodingInfo(int(row["beam"]), float(row["length_penalty"]), str(row["weights"]))
+        return DecodingInfo(int(row["beam"]), float(row["length_penalty"]), str(row["weights"]))
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
         raise RunFolderError(
             f"{path}: was not written by `drill evaluate`; restore it from a copy, or remove it"
         ) from None
-    return info if checksum == zlib.crc32(folder.hypotheses(split, language).read_bytes()) else None

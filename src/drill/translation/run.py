@@ -15,6 +15,7 @@ from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import read_parallel_split
 from drill.data.parallel.pairs import KEEP_ALL, pairs_checksum, target_counts
 from drill.errors import RunFolderError
+from drill.files import read_json
 from drill.models.translator import Translator
 from drill.training.device import pick_device
 from drill.training.distributed import World
@@ -223,14 +224,11 @@ def load_translator(
 
 def _counts(run: RunFolder, subwords: Subwords) -> list[int]:
     """How often each label occurs in the training text."""
-    try:
-        found: list[int] = json.loads(run.target_counts.read_bytes())
-        if [type(count) for count in found] == [int] * len(subwords) and min(found) >= 0:
-            return found
-    except (OSError, ValueError, TypeError, RecursionError):
-        pass
-    raise RunFolderError(
-        f"must have a count for each of {len(subwords)} subwords",
-        key=str(run.target_counts),
-        hint="restore it from a copy",
-    )
+    found = read_json(run.target_counts, "counts")
+    if not isinstance(found, list) or len(found) != len(subwords):
+        raise RunFolderError(
+            f"must have a count for each of {len(subwords)} subwords",
+            key=str(run.target_counts),
+            hint="restore it from a copy",
+        )
+    return found
