@@ -144,12 +144,11 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         with readable(run.metrics, "restore it from a copy, or remove its last line to test again"):
             valid, test = task.read_test(tested)
             return _ended(state, valid, test, tested["elapsed"])
-    if resumed:
-        if world.is_main:
-            training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
-    elif world.is_main and run.metrics.exists():
-        training_log.info("no checkpoint yet, training from the start")
     if world.is_main:
+        if resumed:
+            training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
+        elif run.metrics.exists():
+            training_log.info("no checkpoint yet, training from the start")
         run.cut_metrics(state.metrics_size)
     if not resumed and world.rank > 0:
         torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
@@ -175,14 +174,15 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         batches, async_loss = task.batches(), AsyncLoss(task.device)
         while not state.is_done():
             # train
-            task.step(next(batches))
-            state.step += 1
-            if state.step % log_interval(state.step, options.log_every) == 0:
-                row = state.training_row(optimizer.current_lr, world)
-                finite(row["train_loss"], task)
-                reporter.measure_speed()
-                if world.is_main:
-                    run.append_later(row)
+            if not state.epoch_done():  # older versions saved before the validation of an epoch
+                task.step(next(batches))
+                state.step += 1
+                if state.step % log_interval(state.step, options.log_every) == 0:
+                    row = state.training_row(optimizer.current_lr, world)
+                    finite(row["train_loss"], task)
+                    reporter.measure_speed()
+                    if world.is_main:
+                        run.append_later(row)
             agreed = state.step % agree_every == 0
             if agreed:
                 state.agree_on_time(world)

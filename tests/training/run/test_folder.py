@@ -140,29 +140,6 @@ def test_a_resume_cuts_what_came_after_its_checkpoint(folder):
     assert [row["epoch"] for row in folder.rows()] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl", ".lock"])
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_links_and_pipes_are_not_written_through(folder, tmp_path, name, kind):
-    victim, path = tmp_path / "victim", folder.path / name
-    victim.write_bytes(b"mine")
-    folder.path.mkdir(exist_ok=True)
-    if kind == "link":
-        path.symlink_to(victim)
-    else:
-        os.mkfifo(path)
-    calls = {
-        "metrics.jsonl": lambda: folder.append(ROW),
-        "evaluations.jsonl": lambda: folder.keep_evaluation(ROW),
-        ".lock": lambda: folder.locked().__enter__(),
-    }
-    with pytest.raises(RunFolderError, match="not a regular file"):
-        calls[name]()
-    if name == "metrics.jsonl":
-        with pytest.raises(RunFolderError, match="not a regular file"):
-            folder.cut_metrics(0)
-    assert victim.read_bytes() == b"mine"
-
-
 class Board:
     """Stands in for TensorBoard's writer."""
 
