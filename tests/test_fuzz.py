@@ -60,7 +60,9 @@ READERS = {
 def damage(path: Path, victim: Path, drawn: random.Random) -> str:
     """Damage a file; returns how."""
     content = path.read_bytes()
-    kind = drawn.choice(["truncate", "flip", "link", "folder", "empty", "json", "lines", "gone"])
+    kind = drawn.choice(
+        ["truncate", "flip", "link", "folder", "pipe", "device", "empty", "json", "lines", "gone"]
+    )
     path.unlink()
     if kind == "truncate":
         path.write_bytes(content[: drawn.randrange(len(content) + 1)])
@@ -73,6 +75,10 @@ def damage(path: Path, victim: Path, drawn: random.Random) -> str:
         path.symlink_to(victim)
     elif kind == "folder":
         path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to(drawn.choice(("/dev/zero", "/dev/full", "/dev/null")))
     elif kind == "json":
         others = ("null", "[]", "{}", '"a"', "7", '{"kind": "test"}', '{"resumed": 7}', "[" * 10**5)
         path.write_text(drawn.choice(others) + drawn.choice(("", "\n")))
