@@ -4,7 +4,6 @@ outcome = train(recipe("demo-drill", ["training.epochs=20"]), "runs/my")
 run = load("runs/my")
 """
 
-import logging
 import shlex
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -15,25 +14,22 @@ import torch
 
 from drill.data.optional_packages import check_packages
 from drill.language_modeling.build import dry_run
-from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.language_modeling.run import LanguageModelRun, load_language_model, start_language_model
 from drill.training.build import build_optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World, init_distributed
-from drill.training.loop import TRAINING_LOG, Outcome, fit
+from drill.training.loop import Outcome, fit
 from drill.training.progress import Progress, ProgressLines
 from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import check_resume
-from drill.training.run.summary import no_better_than_guessing, sizes
+from drill.training.run.summary import sizes
 from drill.training.run.weights import Weights, settings_of, task_of
 from drill.training.settings import TRANSLATION, Settings, recipe
 from drill.training.signals import reraise_signal
 from drill.translation.build import dry_run as dry_run_translation
 from drill.translation.build import packages_of
 from drill.translation.run import TranslationRun, load_translator, start_translator
-
-training_log = logging.getLogger(TRAINING_LOG)
 
 
 def train(
@@ -86,11 +82,6 @@ def train(
             if on_start is not None:
                 on_start(sizes(settings, start))
             outcome = fit(start.task, progress)
-        if world.is_main and isinstance(outcome.test, Perplexity):
-            labels = start.task.model.layer.vocabulary_size
-            remark = no_better_than_guessing(outcome.test.perplexity, labels)
-            if remark is not None:
-                training_log.warning(remark)
     if outcome.interrupted and pass_on_signals:
         reraise_signal(outcome.signal, _interrupted(outcome, run))
     return outcome

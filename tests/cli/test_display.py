@@ -48,14 +48,6 @@ def test_a_line_has_what_is_known(clock, capsys):
         assert capsys.readouterr().err == "epoch 1   60%  100 tokens/s  0:09 left\n"
 
 
-def test_the_time_left_is_shown_after_a_short_first_epoch(clock, capsys):
-    with display.TrainingDisplay() as shown:
-        for now in range(5):
-            clock[0] = float(now)
-            shown.show(Progress(1 + now // 2, 60, now % 2 / 2, now, 2.0, 100.0, 9.0))
-    assert capsys.readouterr().err == "about 0:09 left\n"
-
-
 def test_quiet_is_a_line_a_minute(clock, capsys):
     with display.TrainingDisplay(quiet=True) as shown:
         shown.say("training")

@@ -42,27 +42,6 @@ def test_a_summary_comes_before_training(run_cli):
     assert run_cli(*words, "-q") == (0, out, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "noted"),
-    [("few", ["training.epochs=1"], "about 22 steps"), ("enough", ["training.epochs=5"], None)],
-)
-def test_few_steps_are_noted(run_cli, name, changes, noted):
-    words = (*TINY, "--name", name, *sets(*changes))
-    line = run_cli(*words)[2].splitlines()[3]
-    assert line.startswith(noted) if noted else "steps in all" not in line
-    assert "in all, too few" not in run_cli(*words)[2]  # it is trained already
-
-
-@pytest.mark.parametrize(("lr", "noted"), [("100", True), ("5", False)])
-def test_a_model_no_better_than_a_guess_is_noted(run_cli, lr, noted):
-    changes = sets(f"optimizer.lr={lr}", "training.epochs=1", "optimizer.max_grad_norm=none")
-    for _ in range(2):  # trained, and asked again
-        code, out, err = run_cli(*TINY, "--name", f"guess{lr}", *changes)
-        assert code == 0
-        assert (float(out.split("test perplexity ")[1].split()[0].replace(",", "")) >= 7) is noted
-        assert (" is not below 7, that of a guess among all words: " in err) is noted
-
-
 def test_unknown_words_are_counted_before_training(run_cli, workspace):
     """Ten lines: the last is the test, the one before validation."""
     text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
@@ -71,7 +50,6 @@ def test_unknown_words_are_counted_before_training(run_cli, workspace):
     words = (*TINY, "--name", "rare", *own, *sets("training.batch_size=1"))
     words = (*words, *sets("training.valid_batch_size=1"))
     (rare,) = (line for line in run_cli(*words)[2].splitlines() if "<unk>" in line)
-    assert "1 word " in rare
     assert "2.0% of the training tokens, 20.0% of the test tokens" in rare
     assert "<unk>" not in run_cli(*words)[2]  # it is trained already
     assert rare in run_cli(*words, *sets("training.epochs=3"))[2].splitlines()
@@ -146,19 +124,15 @@ def test_folders_of_other_runs_and_missing_starts_are_checked_first(run_cli, wor
     """But for a start that an earlier run of the same command makes."""
     (workspace / "from.toml").write_text('init_from = "two/tiny"\n' + RECIPE)
     (workspace / "lost.toml").write_text('init_from = "two/none"\n' + RECIPE)
-    (workspace / "two" / "taken").mkdir(parents=True)
-    (workspace / "two" / "taken" / "letter.txt").write_text("dear\n")
-    (workspace / "taken.toml").write_text(RECIPE)
     few = (*sets("training.epochs=1"), "--runs", "two", *CPU)
-    names = ("tiny.toml", "from.toml", "lost.toml", "taken.toml")
+    names = ("tiny.toml", "from.toml", "lost.toml")
     code, out, err = run_cli("train", *names, *few)
     assert code == 1
     assert [line.split(":")[0] for line in out.splitlines()] == ["two/tiny", "two/from"]
     lines = err.splitlines()
     assert lines[0].startswith("drill: two/none: ")
-    assert lines[1].startswith("drill: two/taken: ")
-    assert lines[-1] == "drill: 2 of 4 runs failed: two/lost, two/taken"
-    code, out, err = run_cli("train", "taken.toml", "tiny.toml", *few, "-q", *sets("layer.depth=1"))
+    assert lines[-1] == "drill: 1 of 3 runs failed: two/lost"
+    code, out, err = run_cli("train", "tiny.toml", "from.toml", *few, "-q", *sets("layer.depth=1"))
     assert (code, out) == (1, "")
     assert "drill: two/tiny: " in err
 

@@ -36,7 +36,7 @@ from drill.training.settings import Settings, recipe
 
 V, WIDTH, HIDDEN = 40, 8, 10
 BATCH, BPTT = 4, 10
-TIMES = ("seconds", "training_seconds", "elapsed", "test_seconds", "tokens_per_second")
+TIMES = ("seconds", "training_seconds", "elapsed", "tokens_per_second")
 """What differs between two equal runs."""
 
 LAYERS: dict[str, Callable[[nn.Embedding, float], OutputLayer]] = {
@@ -165,16 +165,6 @@ def all_rows(path: Path | str) -> list[dict[str, Any]]:
 def rows(path: Path | str) -> list[dict[str, Any]]:
     """``all_rows`` without those of training loss."""
     return [row for row in all_rows(path) if row["kind"] != "step"]
-
-
-def with_a_test_at(path: Path | str, seconds: float) -> None:
-    """The run's test has ended so late."""
-    folder = RunFolder(path)
-    *before, test = folder.rows()
-    assert test["kind"] == "test"
-    folder.metrics.unlink()
-    for row in (*before, test | {"elapsed": seconds}):
-        folder.append(row)
 
 
 def assert_close_rows(path: Path | str, other: Path | str, rel: float) -> None:

@@ -21,7 +21,7 @@ from drill.layers import LAYERS
 from drill.tasks import train
 from drill.training.device import pick_device
 from drill.training.distributed import World
-from drill.training.loop import TRAINING_LOG, Outcome
+from drill.training.loop import Outcome
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, recipe, resolve_settings
 from tests.helpers.language_models import all_of, rows, small, unlike, weights, write_texts
@@ -130,21 +130,6 @@ def test_environment_of_a_run(run):
     }  # fmt: skip
 
 
-def test_more_epochs_warn_if_they_change_the_schedule(tmp_path, text_folder, caplog):
-    """test_resume_checks has which schedules they change."""
-    changes = ["optimizer.name=adamw", "optimizer.schedule=cosine", "training.epochs=1"]
-
-    def messages() -> list[str]:  # but for those on how little was learnt
-        return [each.getMessage() for each in caplog.records if each.name != TRAINING_LOG]
-
-    for _ in range(2):
-        train(small(text_folder, *changes), tmp_path / "run", device="cpu")
-    assert messages() == []
-    train(small(text_folder, *changes, "training.epochs=2"), tmp_path / "run", device="cpu")
-    (message,) = messages()
-    assert "training.epochs 1 -> 2" in message
-
-
 def test_seed_determines_the_run(tmp_path, text_folder, run):
     torch.rand(7)
     train(small(text_folder), tmp_path / "same", device="cpu")
@@ -204,18 +189,8 @@ def test_changed_text_raises(tmp_path, own_texts):
     assert train(settings, tmp_path / "run", device="cpu").finished
 
 
-def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts, caplog):
+def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts):
     train(small(own_texts, "training.epochs=1"), tmp_path / "run", device="cpu")
-    _ = load_language_model(tmp_path / "run", device="cpu").ids
-    assert "has changed" not in caplog.text
-    test = own_texts / "test.txt"
-    test.write_text("".join(reversed(test.read_text().splitlines(keepends=True))))
-    _ = load_language_model(tmp_path / "run", device="cpu").ids
-    assert "has changed" in caplog.text
-    caplog.clear()
-    (tmp_path / "run/last/checkpoint.safetensors").write_bytes(b"damaged")
-    _ = load_language_model(tmp_path / "run", device="cpu").ids
-    assert "has changed" not in caplog.text
     with (own_texts / "train.txt").open("a") as stream:
         stream.write("w1 w2 w3\n")
     with pytest.raises(DataError, match="was trained on another text"):
@@ -326,7 +301,7 @@ def test_lost_vocabulary_is_named(text_folder, run):
         load_language_model,
         lambda folder, device: train(small(text_folder), folder, device=device),
     ):
-        with pytest.raises(RunFolderError, match=r"vocabulary\.json"):
+        with pytest.raises(DataError, match=r"vocabulary\.json"):
             use(run, device="cpu")
 
 

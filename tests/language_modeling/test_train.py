@@ -274,7 +274,7 @@ def test_the_speed_of_a_gpu_is_that_of_finished_steps(monkeypatch):
     state = SimpleNamespace(epoch=1, epochs=2, position=0, epoch_size=1000, step=0, loss=math.nan)
     state.tokens, state.progress = 0, lambda: (state.epoch - 1 + state.position / 1000) / 2
     task = SimpleNamespace(state=state, world=World(), device=torch.device("cuda"))
-    reporter = Reporter(task, reports.append, None)
+    reporter = Reporter(task, reports.append)
 
     def launched(tokens: int, seconds: float) -> tuple[float, float]:
         state.tokens = state.position = tokens

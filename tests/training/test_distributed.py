@@ -202,7 +202,7 @@ def test_processes_that_read_different_checkpoints_are_an_error(tmp_path, monkey
     """As from folders that are not shared; they would wait for each other until the time is up."""
     small_run(tmp_path, optimizer=interrupted_after(13, "sgd"))
     monkeypatch.setattr(World, "all_gather", lambda self, tensor: [tensor, torch.tensor(-1)])
-    with pytest.raises(CheckpointError, match=r"different checkpoints \(none, that of step 13\)"):
+    with pytest.raises(CheckpointError, match="different checkpoints"):
         small_run(tmp_path)
 
 

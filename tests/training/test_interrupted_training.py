@@ -15,20 +15,15 @@ from drill.kernels.runtime.stalls import Stalled
 from drill.language_modeling import train as language_model_train
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
-from drill.translation import train as translation_train
-from drill.translation.train import TranslationState
 from tests.helpers.language_models import (
     acting,
-    after,
     all_of,
     finished,
     interrupted_after,
-    rows,
     small_run,
     unlike,
 )
 from tests.helpers.tasks import LM, MT, TASKS
-from tests.helpers.translators import small_optimizer, small_training
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
 
@@ -68,7 +63,7 @@ LIMIT = {"max_steps": 17, "validate_every": 4, "bleu_every": 1, "average_checkpo
         (MT, "translation_loss", 6, LIMIT),  # that of the limit, not of an epoch
     ],
 )
-def test_signal_in_a_validation_ends_it_and_a_resume_repeats_it(
+def test_signal_in_a_validation_stops_after_it(
     tmp_path, monkeypatch, name, function, which, options
 ):
     task = TASKS[name]
@@ -76,9 +71,6 @@ def test_signal_in_a_validation_ends_it_and_a_resume_repeats_it(
         signal_at(patch, task.module, function, signal.SIGINT, which)
         outcome = task.run(tmp_path, **options)
     assert (outcome.finished, outcome.interrupted) == (False, True)
-    assert len(rows(tmp_path)) == which - 1  # the line of a validation is written once
-    pending = RunFolder(tmp_path).load_last()[1]["validation_pending"]
-    assert pending == ("validate_first" not in options)
     assert task.run(tmp_path, **options).finished
     assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
 
@@ -112,30 +104,6 @@ def test_failed_evaluation_raises_and_a_resume_repeats_it(
     assert RunFolder(tmp_path).test_row() is None
     task.run(tmp_path, **options)
     assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "number"),
-    [
-        (TranslationState, "average_recent", signal.SIGINT),
-        (translation_train, "evaluate_translator", signal.SIGTERM),
-    ],
-)
-def test_signal_in_the_test_of_a_translator_ends_it_and_a_resume_tests(
-    tmp_path, monkeypatch, owner, name, number
-):
-    """All is saved by then, so nothing but the test is done again."""
-    options = {"average_checkpoints": 2}
-    with monkeypatch.context() as patch:
-        signal_at(patch, owner, name, number)
-        outcome = small_training(tmp_path, **options)
-    assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
-    assert outcome.epoch == 3
-    assert "test" not in [row["kind"] for row in rows(tmp_path)]
-    no_step = after(1, small_optimizer(), pytest.fail)
-    again = small_training(tmp_path, **options, optimizer=no_step)
-    assert (again.finished, again.interrupted) == (True, False)
-    assert unlike(all_of(tmp_path), finished(small_training, **options)) == []
 
 
 @pytest.mark.parametrize(

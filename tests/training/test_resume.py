@@ -24,7 +24,6 @@ from tests.helpers.language_models import (
     rows,
     small_run,
     unlike,
-    with_a_test_at,
 )
 from tests.helpers.processes import python
 from tests.helpers.tasks import LM, MT, TASKS
@@ -185,33 +184,6 @@ def test_more_epochs_resume_from_the_end(tmp_path, optimizer):
         tests = [row["kind"] for row in rows(tmp_path / "raised")].count("test")
         assert tests == 1  # that of fewer epochs goes
     assert unlike(all_of(tmp_path / "raised"), all_of(tmp_path / "whole")) == []
-
-
-def test_the_time_of_a_run_never_falls_when_it_goes_on_after_its_test(tmp_path):
-    for epochs, tested in ((1, 1000.0), (2, 2000.0)):
-        small_run(tmp_path, epochs=epochs, max_minutes=10.0)
-        with_a_test_at(tmp_path, tested)
-        outcome = small_run(tmp_path, epochs=epochs + 1, max_minutes=10.0)
-        assert outcome.epoch == epochs + 1  # what was tested does not count for the limit
-        assert [row["elapsed"] >= tested for row in RunFolder(tmp_path).rows()[-2:]] == [True] * 2
-        assert outcome.elapsed >= tested
-    assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 1900.0
-
-
-def test_time_does_not_fall_when_a_resume_is_killed_before_it_saves(tmp_path):
-    class Killed(BaseException):
-        pass
-
-    def die() -> None:
-        raise Killed
-
-    small_run(tmp_path, epochs=1, optimizer="sgd")
-    with_a_test_at(tmp_path, 1000.0)
-    with pytest.raises(Killed):
-        small_run(tmp_path, epochs=2, optimizer=after(1, OPTIMIZERS["sgd"](), die))
-    outcome = small_run(tmp_path, epochs=2, optimizer="sgd")
-    assert outcome.elapsed >= 1000.0
-    assert RunFolder(tmp_path).last_numbers()["test_seconds"] >= 900.0
 
 
 def interrupted(tmp_path: Path) -> RunFolder:

@@ -1,7 +1,6 @@
 """BLEU and chrF against their definitions, and the words they are computed from."""
 
 import importlib.util
-import logging
 import math
 import sys
 from collections import Counter
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from drill.data import DataError
 from drill.data.parallel.moses_words import _tokenizer, words
-from drill.translation import bleu
 from drill.translation.bleu import corpus_scores
 
 WRITTEN = ["Der Hund schläft auf dem Sofa heute.", "Das kostet 1,50 Euro.", "Ja, gern."]
@@ -119,13 +117,6 @@ JAPANESE = ["犬はソファで寝ています。"], ["犬は今ソファで寝�
 NO_MECAB = importlib.util.find_spec("MeCab") is None
 
 
-@pytest.fixture(autouse=True)
-def no_warnings_yet():
-    bleu.tokenizer_of.cache_clear()
-    yield
-    bleu.tokenizer_of.cache_clear()
-
-
 @pytest.mark.parametrize("language", ["zh", "zh-CN", "zh_TW"])
 def test_chinese_is_cut_by_its_own_rules(language):
     scores = corpus_scores(*CHINESE, language=language)
@@ -139,16 +130,10 @@ def test_other_languages_stay_with_13a(language):
 
 
 @pytest.mark.skipif(not NO_MECAB, reason="the tokeniser of Japanese is installed")
-def test_missing_tokenizer_falls_back_to_characters(caplog):
-    with caplog.at_level(logging.WARNING, logger="drill"):
-        for _ in range(3):
-            scores = corpus_scores(*JAPANESE, language="ja")
-    assert "|tok:char|" in scores.signature
-    (note,) = caplog.messages
-    assert "pip install 'sacrebleu[ja]'" in note
-    assert "chrF is the figure to read" in note
+@pytest.mark.parametrize("options", [{"language": "ja"}, {"tokenize": "ja-mecab"}])
+def test_missing_tokenizer_is_named(options):
     with pytest.raises(DataError, match=r"ja-mecab: needs .* pip install 'sacrebleu\[ja\]'"):
-        corpus_scores(*JAPANESE, tokenize="ja-mecab")
+        corpus_scores(*JAPANESE, **options)
 
 
 def test_tokenize_selects_a_tokenizer():

@@ -67,38 +67,6 @@ def test_validation_takes_no_larger_batches_than_training(tmp_path, batches):
     assert max(of_validation) <= 24
 
 
-@pytest.fixture
-def room_for(monkeypatch):
-    """A GPU that has memory for so many tokens."""
-
-    def limit(most: int) -> None:
-        real = Translator.loss
-
-        def within(self, source: Tensor, *rest: Tensor, **options) -> Tensor:
-            if source.numel() > most:
-                raise torch.OutOfMemoryError(f"no room for {source.numel()}")
-            return real(self, source, *rest, **options)
-
-        monkeypatch.setattr(Translator, "loss", within)
-
-    return limit
-
-
-def test_out_of_memory_halves_the_batch_of_the_loss(room_for, caplog):
-    data, model = small_data(), small_translator("plain", dtype=torch.float64)
-    whole = translation_loss(model, data.valid)
-    room_for(20)
-    found = translation_loss(model, data.valid, max_tokens=64)
-    assert (found.tokens, found.nll) == (whole.tokens, pytest.approx(whole.nll))
-    assert [record.args[0] for record in caplog.records] == [32, 16]
-
-
-def test_out_of_memory_with_a_single_pair_raises(room_for):
-    room_for(2)
-    with pytest.raises(torch.OutOfMemoryError, match="no room for"):
-        translation_loss(small_translator(), small_data().valid, max_tokens=32)
-
-
 # -- saved translations ---------------------------------------------------------------------------
 
 MADE = DecodingInfo(beam_size=4, length_penalty=0.6, weights="best")
@@ -111,14 +79,6 @@ def test_decoding_info_is_saved_next_to_translations(tmp_path):
     assert folder.hypotheses("test", "de").read_text() == "eins\n\n"
     assert read_decoding_info(folder, "test", "de") == MADE
     assert read_decoding_info(folder, "valid", "de") is None
-
-
-def test_decoding_info_of_other_translations_is_ignored(tmp_path):
-    """Somebody killed between the two files, or who copies one of them, leaves such a pair."""
-    folder = RunFolder(tmp_path)
-    save_hypotheses(folder, "test", "de", ["eins"], MADE)
-    folder.hypotheses("test", "de").write_text("zwei\n")
-    assert read_decoding_info(folder, "test", "de") is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"checksum": 1, "beam": "many"}'])

@@ -1,6 +1,5 @@
 """Lines into lines: order, empty and long lines, any character, seeds that know their line."""
 
-import copy
 import logging
 import math
 
@@ -10,7 +9,6 @@ import torch
 from drill.data import BEGIN, END
 from drill.errors import SettingsError
 from drill.models import Transformer
-from drill.translation import inference
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
 from drill.translation.inference import EMPTY, Search, translate
@@ -113,44 +111,6 @@ def test_lines_are_counted_before_every_search_of_several(data, model, monkeypat
     assert set(before) >= {0, 1, 5}  # 5 is the second block, with the line that has no words
     assert len(events[1::2]) == len(before)
     assert sum(int(each.split()[0]) for each in events[1::2]) == 8
-
-
-def test_out_of_memory_halves_the_batch(data, model, monkeypatch, caplog):
-    lines, asked = ["ab", "c", "abcde"] * 4, []
-    whole = [found[0].text for found in translate(model, data.subwords, lines, Search())]
-    real = inference.beam_search
-
-    def searched(model, sources, decoding, **options):
-        asked.append(decoding.batch_tokens)
-        if decoding.batch_tokens > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(model, sources, decoding, **options)
-
-    monkeypatch.setattr(inference, "beam_search", searched)
-    search = Search(batch_tokens=64)
-    found = translate(model, data.subwords, lines, search, lines_per_block=6)
-    assert [each[0].text for each in found] == whole
-    assert asked == [64, 32, 16, 16]  # what was found stays so for the next block
-    assert [record.args[0] for record in caplog.records] == [32, 16]
-
-
-@pytest.mark.gpu
-def test_out_of_memory_on_a_gpu_halves_the_batch(data, model, caplog):
-    """Wherever it runs out, be it inside a graph that is being recorded."""
-    model = copy.deepcopy(model).to("cuda")
-    lines = ["ab", "c", "abcde"] * 6000
-    one, two, three = (found[0].text for found in translate(model, data.subwords, lines[:3]))
-    torch.cuda.empty_cache()
-    whole = torch.cuda.get_device_properties(0).total_memory
-    # Of 18,000 sentences with 4 hypotheses and 262 labels one tensor of scores takes 72 MiB.
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (160 << 20)) / whole)
-    try:
-        search = Search(batch_tokens=1 << 18)
-        found = translate(model, data.subwords, lines, search, lines_per_block=len(lines))
-        assert [each[0].text for each in found] == [one, two, three] * 6000
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "out of GPU memory" in caplog.text
 
 
 def test_invalid_arguments_raise(data, model):

@@ -136,5 +136,5 @@ def data(
     echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
     if found.closed:
         return
-    if (remark := share_of_unknown(found, vocabulary, ids, min_count)) is not None:
+    if (remark := share_of_unknown(found, vocabulary, ids)) is not None:
         echo(remark)

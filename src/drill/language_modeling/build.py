@@ -22,7 +22,7 @@ from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel, PastDecode
 from drill.recipes.reader import NAME
 from drill.training.build import build_layer, check_optimizer, model_error
-from drill.training.device import check_memory, meta_init
+from drill.training.device import meta_init
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import with_text
 from drill.training.run.weights import settings_of
@@ -54,8 +54,6 @@ def language_model(
 ) -> LanguageModel:
     """A new model, initialised from torch's random state."""
     counts = vocabulary.counts.tolist
-    with meta_init():
-        check_memory(_model(settings, label_source(settings, vocabulary), counts).parameters())
     return _model(settings, label_source(settings, vocabulary), counts).to(device)
 
 
@@ -83,7 +81,6 @@ def dry_run(settings: Settings, begun: bool = False) -> None:
         embedding = nn.Embedding(STAND_IN, settings.encoder["embedding_dim"])
         model = _model(settings, embedding, lambda: [1] * STAND_IN)
     check_optimizer(settings, model)
-    check_memory(each for each in model.parameters() if STAND_IN not in each.shape)
     try:
         _check_training(settings, model)
     except ValueError as error:

@@ -75,10 +75,6 @@ def generate(
             scores[:, forbidden] = -torch.inf
         if scores.isnan().any():
             raise_nan("generate")
-        if (scores.amax(1) == -torch.inf).any():
-            raise ValueError(
-                f"generate: no word but {UNK} has a probability here; pass allow_unk=True"
-            )
         u = torch.tensor([generator.random() for generator in generators], dtype=torch.float64)
         return draw(scores, u, temperature, top_k, top_p).tolist()
 

@@ -1,8 +1,6 @@
 """Train a language model in a run folder, and load it again."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,14 +18,14 @@ from drill.data import (
     load_vocabulary,
     read_corpus,
 )
-from drill.errors import CheckpointError, RunFolderError, SettingsError
+from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import described, dry_run, language_model
 from drill.language_modeling.evaluation.calibration import Calibration, calibration
 from drill.language_modeling.evaluation.perplexity import Perplexity, Text, perplexity, token_losses
 from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import add_words_to_model
 from drill.language_modeling.scoring import Scored, score
-from drill.language_modeling.train import LanguageModelTask, text_checksum
+from drill.language_modeling.train import LanguageModelTask
 from drill.language_modeling.untie import untied
 from drill.models.language_model import LanguageModel
 from drill.training.device import pick_device
@@ -35,11 +33,11 @@ from drill.training.distributed import World
 from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
 from drill.training.precision import matmul_precision
-from drill.training.run import summary
 from drill.training.run.checkpoint import copied, load_into
 from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import check_resume, located, with_text
+from drill.training.run.summary import run_summary, share_of_unknown
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -49,8 +47,6 @@ from drill.training.run.weights import (
     settings_of,
 )
 from drill.training.settings import LANGUAGE_MODEL, Settings
-
-logger = logging.getLogger("drill")
 
 Result = TypeVar("Result")
 
@@ -71,27 +67,14 @@ class LanguageModelRun:
 
     @cached_property
     def ids(self) -> Ids:
-        """The encoded corpus; DataError if its words have changed, a warning if a text has."""
+        """The encoded corpus; DataError if its words have changed."""
         text, vocabulary = read_corpus(**with_text(self.settings, self.folder).data)
         if not self.vocabulary.extends(vocabulary):
             raise DataError(
                 f"{self.folder.path}: was trained on another text than "
                 f"{self.settings.data['corpus']} is now; restore the text"
             )
-        ids = text.encode(self.vocabulary, cache_folder())
-        if self.vocabulary != vocabulary:  # with new words
-            return ids
-        trained = None
-        with suppress(CheckpointError):  # the last checkpoint is not needed here
-            trained = self.folder.last_numbers().get("text") if self.folder.last.exists() else None
-        if trained not in (None, text_checksum(ids)):
-            logger.warning(
-                "%s: a text of %s has changed since training, so scores do not compare with "
-                "earlier ones",
-                self.folder.path,
-                self.settings.data["corpus"],
-            )
-        return ids
+        return text.encode(self.vocabulary, cache_folder())
 
     def perplexity(self, split: str = "test") -> Perplexity:
         """Perplexity with the batch size and precision of training.
@@ -206,22 +189,13 @@ class LanguageModelRun:
             target.save_best(copied(self.model), dict(self.origin.when))
 
 
-def vocabulary_of(run: RunFolder) -> Vocabulary:
-    if not run.vocabulary.exists():
-        raise RunFolderError(
-            f"{run.vocabulary}: is missing, and ids mean nothing without it; restore it from a "
-            "copy, or remove the folder and train again"
-        )
-    return load_vocabulary(run.vocabulary)
-
-
 def load_language_model(
     folder: Path | str, weights: Weights | None = None, device: torch.device | str = "auto"
 ) -> LanguageModelRun:
     """The language model of a run in eval mode; by default with its best or last weights."""
     run = RunFolder(folder)
     settings = settings_of(run, LANGUAGE_MODEL)
-    vocabulary = vocabulary_of(run)
+    vocabulary = load_vocabulary(run.vocabulary)
     model = language_model(by_any_kernels(settings), vocabulary, pick_device(device))
     tensors, origin = read_weights(run, weights)
     names = dict(model.named_parameters()).keys()
@@ -241,10 +215,10 @@ def start_language_model(
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a language model, read its text and build it."""
-    begun = check_resume(settings, run, warn=world.is_main)
+    begun = check_resume(settings, run)
     dry_run(settings, begun)
     if on_start is not None:
-        on_start(summary.run_summary(settings, run, device, world))
+        on_start(run_summary(settings, run, device, world))
     text, vocabulary = read_corpus(**settings.data, progress=data_progress)
     ids = text.encode(vocabulary, cache_folder())
     start = None if settings.init_from is None else RunFolder(settings.init_from)
@@ -252,7 +226,7 @@ def start_language_model(
     if earlier is None:
         vocabulary = described(settings, vocabulary)
     else:
-        known = vocabulary_of(earlier)  # with the descriptions it was trained with
+        known = load_vocabulary(earlier.vocabulary)  # with the descriptions it was trained with
         if known != vocabulary:
             other = "set init_from to a run of this corpus, or leave it out"
             hint = "the text has changed: train under another name" if begun else other
@@ -277,10 +251,5 @@ def start_language_model(
     )
     labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
     size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
-    cut_off = (settings.data["min_count"], settings.data["max_vocab_size"])
-
-    def remarks() -> tuple[str | None, ...]:
-        unknown = summary.share_of_unknown(text, vocabulary, ids, *cut_off)
-        return unknown, summary.few_steps(settings, len(ids.train))
-
+    remarks = (share_of_unknown(text, vocabulary, ids),)
     return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)

@@ -29,11 +29,6 @@ from drill.training.state import TrainingState
 
 logger = logging.getLogger(TRAINING_LOG)
 
-WHEN_FULL = (
-    "training: steps of %d lengths are replayed as CUDA graphs, the maximum: other lengths are "
-    "slower; a smaller training.bptt has fewer lengths"
-)
-
 
 @dataclass(kw_only=True)
 class LanguageModelState(TrainingState):
@@ -161,7 +156,7 @@ class CapturedSteps(Steps):
         self.hidden: State | None = None
         self.parameters = list(trained.parameters())
         self.blocker: str | None = None
-        self.cache: GraphCache[Callable[[], None]] = GraphCache(trained, WHEN_FULL)
+        self.cache: GraphCache[Callable[[], None]] = GraphCache(trained)
 
     def __call__(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         length = segment.length

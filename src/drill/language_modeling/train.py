@@ -174,16 +174,12 @@ class LanguageModelTask(Task):
 
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after step {self.state.step}"):
-            # Of sharded weights not interruptible: all processes must go on together.
-            progress = None if self.sharded else watch("validation")
-            found, *_ = self._evaluated(self.valid, progress=progress)
+            found, *_ = self._evaluated(self.valid, progress=watch("validation"))
         return found, {}
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
-        """Not interruptible: it takes seconds."""
         load_into(self.model, self.run.best)
-        what = f"the test of the best weights, {self.run.best}"
-        with diverged_if_nan(what, "; the same command tests them again"):
+        with diverged_if_nan(f"the test of the best weights, {self.run.best}"):
             test, *tokens = self._evaluated(self.test_text)
         self.state.tick()
         valid: Perplexity = self.state.best

@@ -27,9 +27,6 @@ logger = logging.getLogger("drill")
 MAX_GRAPHS = 256
 """Graphs of one cache; other shapes run without a graph."""
 
-MAX_SEEN_SHAPES = 1024
-"""Shapes without a graph that a cache remembers."""
-
 
 def cuda_graphs_blocker(cuda_graphs: bool, device: torch.device, world_size: int) -> str | None:
     """Why training does not replay CUDA graphs, whatever is trained; None if it may."""
@@ -130,14 +127,12 @@ class GraphCache(Generic[Replay]):
 
     Args:
         model: whose modes and parameters graphs depend on.
-        when_full: the warning for more shapes than graphs; ``%d`` is the limit.
     """
 
-    def __init__(self, model: nn.Module, when_full: str) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.modules, self.parameters = list(model.modules()), list(model.parameters())
-        self.when_full = when_full
         self.replays: dict[Hashable, Replay] = {}
-        self.seen: dict[Hashable, None] = {}  # once, without a graph; the oldest first
+        self.seen: set[Hashable] = set()  # once, without a graph
         self._modes_and_addresses: Hashable = None
         self._depends_on: object = None
         self._warned = False
@@ -158,7 +153,7 @@ class GraphCache(Generic[Replay]):
 
     def forget(self) -> None:
         """Capture all shapes again when they come."""
-        self.seen |= dict.fromkeys(self.replays)
+        self.seen |= self.replays.keys()
         self.replays.clear()
 
     def admit(self, shape: Hashable) -> bool:
@@ -167,26 +162,21 @@ class GraphCache(Generic[Replay]):
         The first time it is only noted as seen; later it is admitted unless the cache is full.
         """
         if shape not in self.seen:
-            self.seen[shape] = None
-            if len(self.seen) > MAX_SEEN_SHAPES:
-                del self.seen[next(iter(self.seen))]
+            self.seen.add(shape)
             return False
         if len(self.replays) < MAX_GRAPHS:
-            del self.seen[shape]
+            self.seen.remove(shape)
             return True
         if not self._warned:
             self._warned = True
-            logger.warning(self.when_full, MAX_GRAPHS)
+            logger.warning(
+                "%d shapes are replayed as CUDA graphs, which is the limit; others are slower",
+                MAX_GRAPHS,
+            )
         return False
 
 
 # -- gradients ------------------------------------------------------------------------------------
-
-WHEN_FULL = (
-    "batches of %d shapes are replayed as CUDA graphs, which is the limit: other shapes run "
-    "without, more slowly; give batches fewer shapes, for a translator by a larger "
-    "training.pad_to_multiple_of"
-)
 
 
 class CapturedGradients:
@@ -219,7 +209,7 @@ class CapturedGradients:
         self.loss = loss
         self.parameters = list(model.parameters())
         self._gradients: dict[nn.Parameter, Tensor] = {}  # at the addresses that graphs know
-        self.cache: GraphCache[_Replay] = GraphCache(model, WHEN_FULL)
+        self.cache: GraphCache[_Replay] = GraphCache(model)
         self._graphs: GraphCapture | None = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Devices: choosing one, its name and memory, meta initialization."""
+"""Devices: choosing one, its name, meta initialization."""
 
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,22 +53,6 @@ def out_of_memory_hint(what: str, hint: str) -> Iterator[None]:
         raise OutOfMemory(
             f"{what}: the GPU's memory is too small ({str(error).splitlines()[0]}); {hint}"
         ) from None
-
-
-def check_memory(parameters: Iterable[Tensor]) -> None:
-    """Raise OutOfMemory if weights, made in ``meta_init``, and gradients exceed the memory here."""
-    sizes = [(each.numel(), each.element_size()) for each in parameters]
-    needed = 2 * sum(count * size for count, size in sizes)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if os.name == "posix" else 0
-    if memory < needed and torch.cuda.is_available():
-        memory = max(memory, torch.cuda.get_device_properties(_own_gpu()).total_memory)
-    if 0 < memory < needed:
-        raise OutOfMemory(
-            f"a model of {sum(count for count, _ in sizes):,} parameters takes "
-            f"{needed / 2**30:,.0f} GiB for weights and gradients, and this machine has "
-            f"{memory / 2**30:,.0f} GiB",
-            hint="make it smaller: fewer layers, a smaller embedding or vocabulary",
-        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,10 +40,6 @@ AGREE_EVERY = 20  # steps between two agreements of several processes on saving 
 
 Watch = Callable[[str], Callable[[int, int], None]]
 """The name of some work -> what is called with how much of it is done, and with all there is."""
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came during a validation or a test, whose result is lost."""
 
 
 class Task(abc.ABC):
@@ -133,9 +129,9 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     """Train ``task.model`` in place until the first limit, then test the best weights.
 
     Resumes from the last checkpoint of the folder; the optimizer is a fresh one. A run that was
-    tested and is at a limit returns its result again. Ctrl-C and SIGTERM end the step or the
-    validation, save and return an unfinished outcome; the next call repeats that validation.
-    ``progress`` is called a few times a second, and after each validation.
+    tested and is at a limit returns its result again. After Ctrl-C or SIGTERM the step or the
+    validation comes to its end, all is saved, and the outcome is unfinished. ``progress`` is
+    called a few times a second, and after each validation.
     """
     model, state, run, world = task.model, task.state, task.run, task.world
     optimizer, options = task.optimizer, task.options
@@ -148,14 +144,12 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         with readable(run.metrics, "restore it from a copy, or remove its last line to test again"):
             valid, test = task.read_test(tested)
             return _ended(state, valid, test, tested["elapsed"])
-    if resumed:
-        state.check_weights(model, run)
-        if world.is_main:
+    if world.is_main:
+        if resumed:
             training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
-    elif world.is_main and run.metrics.exists():
-        training_log.info("no checkpoint yet, training from the start")
-    if state.cut_metrics(run, world):
-        save()
+        elif run.metrics.exists():
+            training_log.info("no checkpoint yet, training from the start")
+        run.cut_metrics(state.metrics_size)
     if not resumed and world.rank > 0:
         torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
     agree_every = 1 if world.size == 1 else AGREE_EVERY
@@ -164,20 +158,14 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     with (
         matmul_precision(options.precision, task.device) as autocast,
         GracefulShutdown() as shutdown,
-        saving_best(task),
     ):
         task.prepare(autocast)
-        reporter = Reporter(task, progress, shutdown)
+        reporter = Reporter(task, progress)
 
         # validate the initial weights
         if options.validate_first and state.step == 0 and state.best is None:
             state.epoch = 0
-            try:
-                row = _validate(task, reporter.watch)
-            except Interrupted:
-                state.epoch = 1
-                save()
-                return _unfinished(state, shutdown)
+            row = _validate(task, reporter.watch)
             reporter.report(row | {"kind": "epoch"})
             state.next_epoch()
             reporter.restart()
@@ -186,7 +174,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         batches, async_loss = task.batches(), AsyncLoss(task.device)
         while not state.is_done():
             # train
-            if not state.validation_pending:
+            if not state.epoch_done():  # older versions saved before the validation of an epoch
                 task.step(next(batches))
                 state.step += 1
                 if state.step % log_interval(state.step, options.log_every) == 0:
@@ -210,17 +198,12 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             # validate
             epoch_done, every = state.epoch_done(), options.validate_every
             due = every is not None and state.step % every == 0
-            if epoch_done or due or state.ended_by() or state.validation_pending:
+            if epoch_done or due or state.ended_by():
                 state.loss = finite(state.mean_loss(world), task)
                 reporter.measure_speed()
                 check_damaged(task)
                 state.tick_training()
-                try:
-                    row = _validate(task, reporter.watch)
-                except Interrupted:
-                    state.validation_pending = True
-                    save()
-                    return _unfinished(state, shutdown)
+                row = _validate(task, reporter.watch)
                 if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
                     state.stopper.update(row["valid_loss"])
                 row["kind"] = "epoch" if epoch_done else "validation"
@@ -247,9 +230,8 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         # test
         save()
         result = None
-        if world.is_main or task.sharded:
-            with suppress(Interrupted):  # all is saved: the same command tests again
-                result = task.test(reporter.watch)
+        if not world.any(shutdown.requested) and (world.is_main or task.sharded):
+            result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
         ended = _ended(state, valid, test, state.elapsed)
         late = world.any(shutdown.requested)
@@ -257,21 +239,14 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
 
 
 def _validate(task: Task, watch: Watch) -> dict[str, Any]:
-    """Copy the weights if they are the best so far; gives the row of metrics.jsonl.
-
-    All processes raise Interrupted if the main one was interrupted; the state is then as before.
-    """
+    """Copy the weights if they are the best so far; gives the row of metrics.jsonl."""
     state, optimizer, world = task.state, task.optimizer, task.world
     averaged = optimizer.averaging
     with optimizer.averaged_weights():
         found = None
         if world.is_main or task.sharded:
-            with suppress(Interrupted):  # the others wait for the result
-                found = task.validate(watch)
-        found = world.broadcast_object(found)
-        if found is None:
-            raise Interrupted
-        score, more = found
+            found = task.validate(watch)
+        score, more = world.broadcast_object(found)
         better = state.update_best(score, task.model, world)
     state.tick()
     lr = optimizer.rate(state.progress())
@@ -281,13 +256,8 @@ def _validate(task: Task, watch: Watch) -> dict[str, Any]:
 class Reporter:
     """Shows how far a run is and how fast it trains; writes the rows of validations."""
 
-    def __init__(
-        self,
-        task: Task,
-        progress: Callable[[Progress], None] | None,
-        shutdown: GracefulShutdown,
-    ) -> None:
-        self.task, self.state, self.shutdown = task, task.state, shutdown
+    def __init__(self, task: Task, progress: Callable[[Progress], None] | None) -> None:
+        self.task, self.state = task, task.state
         self.progress = progress if task.world.is_main else None
         self._tokens_per_second = self._progress_per_second = 0.0
         self.restart()
@@ -315,13 +285,11 @@ class Reporter:
             self.progress(self._measure(row))
 
     def watch(self, work: str) -> Callable[[int, int], None]:
-        """Shows other work a few times a second, and ends it when an interrupt came."""
+        """Shows other work a few times a second."""
         shown = time.monotonic()
 
         def count(done: int, total: int) -> None:
             nonlocal shown
-            if self.shutdown.requested:
-                raise Interrupted
             if self.progress is not None and time.monotonic() - shown >= SHOW_EVERY:
                 shown = time.monotonic()
                 self.progress(replace(self._measure(), work=work, share=done / total))
@@ -394,25 +362,16 @@ def finite(loss: float, task: Task) -> float:
     if math.isfinite(loss):
         return loss
     state, optimizer, run = task.state, task.optimizer, task.run
-    last = (
-        f"the last good checkpoint is {run.last}"
-        if run.last.exists()
-        else "no checkpoint was due before that"
-    )
-    if state.best is not None:
-        of = f"those of epoch {state.best_epoch}" if state.best_epoch else "the initial ones"
-        last += f"; the best weights, {of}, are {run.best}"
+    where = f"before step {state.step} of epoch {state.epoch}"
     if take_stall():
         raise Diverged(
-            f"{STALLED}, before step {state.step} of epoch {state.epoch}; {last}; run the same "
-            "command on a free GPU, or with --set encoder.impl=cudnn"
+            f"{STALLED}, {where}; run the same command on a free GPU, or with --set "
+            "encoder.impl=cudnn"
         )
-    lower = optimizer.lr / (10 if state.best is None else 2)  # never good: far too high
-    clip = " or --set optimizer.max_grad_norm=1" if optimizer.max_grad_norm is None else ""
     raise Diverged(
-        f"the loss became {loss} in epoch {state.epoch}, before step {state.step}, at lr "
-        f"{optimizer.current_lr:g}; {last}; train under another name with a lower rate, for "
-        f"example --set optimizer.lr={lower:g}{clip}"
+        f"the loss became {loss} {where}, at lr {optimizer.current_lr:g}; what was saved "
+        f"before is in {run.path}; train under another name with a lower optimizer.lr, or with "
+        "optimizer.max_grad_norm=1"
     )
 
 
@@ -424,21 +383,9 @@ def check_damaged(task: Task) -> None:
 
 
 @contextmanager
-def diverged_if_nan(what: str, if_stalled: str = "") -> Iterator[None]:
-    """Raise NaN in the evaluation of ``what`` as Diverged, with a hint for a stalled kernel."""
+def diverged_if_nan(what: str) -> Iterator[None]:
+    """Raise NaN in the evaluation of ``what`` as Diverged."""
     try:
         yield
     except (FloatingPointError, Stalled) as error:
-        hint = if_stalled if isinstance(error, Stalled) else ""
-        raise Diverged(f"{what}: {error}{hint}") from None
-
-
-@contextmanager
-def saving_best(task: Task) -> Iterator[None]:
-    """Save the best weights if training inside diverges."""
-    try:
-        yield
-    except Diverged:
-        if task.world.is_main:
-            task.state.save_best(task.run)
-        raise
+        raise Diverged(f"{what}: {error}") from None

@@ -61,8 +61,6 @@ class ProgressLines:
         self.quiet = quiet
         self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else FIRST_AFTER)
         self._star_explained = False
-        self._first_epoch: int | None = None
-        self._time_left_shown = False
 
     def say(self, line: str) -> None:
         if not self.quiet:
@@ -70,26 +68,20 @@ class ProgressLines:
             self._throttle.restart()
 
     def show(self, report: Progress) -> None:
-        self.show_milestones(report)
+        self.show_validation(report)
         if report.row is None and self._throttle.due():
-            self._time_left_shown |= report.work is None and math.isfinite(report.seconds_left)
             share = "" if report.work is not None else f"{report.share:4.0%}  "
             line = f"{report.work or f'epoch {report.epoch}'}  {share}{status_text(report)}"
             self.write(line.rstrip())
 
-    def show_milestones(self, report: Progress) -> None:
-        """The line of an epoch, and after a short first one how long the run will take."""
+    def show_validation(self, report: Progress) -> None:
+        """The line of a validation, if one has ended."""
         if report.row is not None:
             line = epoch_line(report.row, report.epochs)
             if report.row["best"] and not self._star_explained:
                 line += "  (* best so far)"
                 self._star_explained = True
             self.say(line)
-        elif report.work is None and not self._time_left_shown:
-            self._first_epoch = self._first_epoch or report.epoch
-            if report.epoch > self._first_epoch:  # which was over before a line could tell
-                self._time_left_shown = True
-                self.say(f"about {duration(report.seconds_left)} left")
 
 
 def status_text(report: Progress) -> str:

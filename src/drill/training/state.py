@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from drill.training.distributed import World
 from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.progress import perplexity_of
 from drill.training.run import checkpoint
-from drill.training.run.folder import RunFolder, readable
+from drill.training.run.folder import RunFolder
 
 logger = logging.getLogger("drill")
 
@@ -70,11 +69,9 @@ class TrainingState(abc.ABC):
     best: Any = None  # score of the best weights
     best_epoch: int = saved(0)
     best_weights: dict[str, Tensor] | None = None  # not yet on disk
-    validation_pending: bool = saved(False)  # one was interrupted at this step
     seconds: float = saved(0.0)  # of this epoch
     training_seconds: float = saved(0.0)  # of this epoch, without validations
-    elapsed: float = saved(0.0)  # of the run, summed over resumes
-    test_seconds: float = saved(0.0)  # of elapsed: tests before a resume; limits leave them out
+    elapsed: float = saved(0.0)  # of training and validation, summed over resumes
     metrics_size: int = 0  # bytes of metrics.jsonl that the checkpoint knows of
     time_fraction: float = 0.0  # of max_minutes, as all processes have agreed
     _ticked: float = field(default_factory=time.monotonic)
@@ -100,7 +97,7 @@ class TrainingState(abc.ABC):
 
     def agree_on_time(self, world: World) -> None:
         """How much of ``max_minutes`` is used up, by the process that has used most."""
-        seconds = self.elapsed - self.test_seconds + time.monotonic() - self._ticked
+        seconds = self.elapsed + time.monotonic() - self._ticked
         limit = math.inf if self.max_minutes is None else 60.0 * self.max_minutes
         self.time_fraction = world.all_reduce_max(seconds / limit)
 
@@ -127,8 +124,7 @@ class TrainingState(abc.ABC):
 
     def is_done(self) -> bool:
         """Whether a limit is reached and there are weights to test."""
-        reached = self.ended_by() is not None
-        return reached and self.best is not None and not self.validation_pending
+        return self.ended_by() is not None and self.best is not None
 
     def last_epoch(self) -> int:
         """The one that ended last, or that a limit has cut."""
@@ -142,7 +138,6 @@ class TrainingState(abc.ABC):
 
     def update_best(self, score: Score, model: nn.Module, world: World) -> bool:
         """Copy the weights if they are the best so far; the first process will write them."""
-        self.validation_pending = False
         better = self.best is None or score.loss < self.best.loss
         if better:
             self.best, self.best_epoch = score, self.epoch
@@ -253,18 +248,13 @@ class TrainingState(abc.ABC):
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
         tensors = world.gather(tensors)
         if world.is_main:
-            self.save_best(run)
+            if self.best_weights is not None:
+                best = {"epoch": self.best_epoch, "valid": asdict(self.best)}
+                run.save_best(self.best_weights, best)
             run.save_last(tensors, numbers)
         self.best_weights = None
         world.barrier()  # until it is on disk
         self.tick()
-
-    def save_best(self, run: RunFolder) -> None:
-        """Write the best weights if they are not on disk yet."""
-        if self.best_weights is not None:
-            numbers = {"epoch": self.best_epoch, "valid": asdict(self.best)}
-            run.save_best(self.best_weights, numbers)
-            self.best_weights = None
 
     def restore(
         self, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder, world: World
@@ -272,12 +262,11 @@ class TrainingState(abc.ABC):
         """Go back to the last checkpoint; False if there is none. metrics.jsonl is not cut."""
         found = run.load_last()
         step = torch.tensor(-1 if found is None else found[1]["step"])
-        steps = sorted({int(each) for each in world.all_gather(step)})
+        steps = {int(each) for each in world.all_gather(step)}
         if len(steps) > 1:  # processes would wait for each other forever
-            read = ", ".join("none" if each < 0 else f"that of step {each}" for each in steps)
             raise CheckpointError(
-                f"{run.last}: the processes read different checkpoints ({read}); give all machines "
-                "one shared folder for --runs"
+                f"{run.last}: the processes read different checkpoints; give all machines one "
+                "shared folder for --runs"
             )
         if found is None:
             return False
@@ -294,32 +283,3 @@ class TrainingState(abc.ABC):
             optimizer.load_state_dict(moments | numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)
         return True
-
-    def weight_files(self, run: RunFolder) -> list[Path]:
-        """Files that this run will read later, other than the checkpoint."""
-        return [] if self.best is None else [run.best]
-
-    def check_weights(self, model: nn.Module, run: RunFolder) -> None:
-        """Raise CheckpointError now if a file that training reads later is damaged."""
-        fix = f"restore it from a copy, or remove {run.last} to start over"
-        for path in self.weight_files(run):
-            tensors, _ = checkpoint.load(path, fix)
-            checkpoint.check_fits(dict(model.named_parameters()), tensors, str(path))
-
-    def cut_metrics(self, run: RunFolder, world: World) -> bool:
-        """Cut off lines after the checkpoint: those steps are trained again.
-
-        The line of a test is cut too, but its time still counts as elapsed. Returns whether there
-        was such time: save at once, so that a kill does not lose it.
-        """
-        tested = run.test_row() if world.is_main else None
-        spent = 0.0
-        if tested is not None:
-            with readable(run.metrics, "restore it from a copy, or remove its last line"):
-                spent = max(0.0, tested["elapsed"] - self.elapsed)
-        spent = world.broadcast_object(spent)
-        self.elapsed += spent
-        self.test_seconds += spent
-        if world.is_main:
-            run.cut_metrics(self.metrics_size)
-        return spent > 0.0

@@ -6,17 +6,13 @@ p_n is the share of the n-grams of c words that are also in the references of r 
 with its signature.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from drill.data.optional_packages import import_optional
 from drill.data.parallel.moses_words import tokenizer_name, words
 from drill.errors import DataError
-
-logger = logging.getLogger("drill")
 
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 """Tokenizers of sacrebleu for BLEU that need no network."""
@@ -70,8 +66,7 @@ def corpus_scores(
         language: of the translations.
         split_compounds: for that, hyphens are words. The 27.3 of the first Transformer was scored
             so, which adds some tenths.
-        tokenize: one of ``TOKENIZERS`` for BLEU; by default that of ``language``. If the one for
-            Japanese or Korean is not installed, characters count as words, with a warning.
+        tokenize: one of ``TOKENIZERS`` for BLEU; by default that of ``language``.
 
     Returns:
         BLEU and chrF with their signatures.
@@ -85,7 +80,7 @@ def corpus_scores(
             f"got {len(hypotheses)} translations and {len(references)} references"
         )
     metrics = sacrebleu().metrics
-    cut_by = tokenizer_of(language) if tokenize is None else _checked(tokenize)
+    cut_by = tokenizer_of(language, tokenize)
     # Forced, the library has no advice on text that ends in " .", as if tokenised already.
     bleu, chrf = metrics.BLEU(tokenize=cut_by, force=True), metrics.CHRF()
     both = (list(hypotheses), [list(references)])
@@ -110,38 +105,19 @@ def corpus_scores(
     )
 
 
-@cache  # warn once, not at every validation
-def tokenizer_of(language: str) -> str:
-    """What BLEU of this target language is cut by, as far as packages allow."""
-    wanted = OF_LANGUAGES.get(language.lower().replace("_", "-").split("-")[0], TOKENIZERS[0])
-    if wanted in EXTRAS and not _works(wanted):
-        logger.warning(
-            "words of %s cannot be cut without pip install '%s': BLEU is of characters (char), "
-            "chrF is the figure to read",
-            language,
-            EXTRAS[wanted],
-        )
-        return "char"
-    return wanted
-
-
-def _checked(tokenize: str) -> str:
-    if tokenize not in TOKENIZERS:
-        raise DataError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
-    if tokenize in EXTRAS and not _works(tokenize):
-        raise DataError(
-            f"{tokenize}: needs more than sacrebleu; pip install '{EXTRAS[tokenize]}', or take char"
-        )
-    return tokenize
-
-
-def _works(tokenize: str) -> bool:
-    """Whether the packages of a tokeniser are there; only constructing one shows."""
+def tokenizer_of(language: str, tokenize: str | None = None) -> str:
+    """What BLEU is cut by: ``tokenize``, or what a target language needs."""
+    usual = OF_LANGUAGES.get(language.lower().replace("_", "-").split("-")[0], TOKENIZERS[0])
+    chosen = tokenize or usual
+    if chosen not in TOKENIZERS:
+        raise DataError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {chosen!r}")
     try:
-        sacrebleu().metrics.BLEU(tokenize=tokenize)
+        sacrebleu().metrics.BLEU(tokenize=chosen)  # only constructing one shows what is missing
     except RuntimeError:
-        return False
-    return True
+        raise DataError(
+            f"{chosen}: needs more than sacrebleu; pip install '{EXTRAS[chosen]}', or take char"
+        ) from None
+    return chosen
 
 
 def sacrebleu() -> Any:

@@ -18,7 +18,7 @@ from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
 from drill.training.build import build_layer, check_optimizer, model_error
-from drill.training.device import check_memory, meta_init
+from drill.training.device import meta_init
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
@@ -80,7 +80,6 @@ def dry_run(settings: Settings, world: World, words: int) -> None:
     with meta_init():
         model = translator(settings, words, lambda: [1] * words, "meta")
     check_optimizer(settings, model)
-    check_memory(model.parameters())
     if settings.training["label_smoothing"] and not model.layer.takes_label_smoothing:
         raise SettingsError(
             "training.label_smoothing: needs the probabilities of all labels, which a sampled "

@@ -7,7 +7,6 @@ M counts every target token and one ``<end>`` a sentence. There is no label smoo
 
 import json
 import math
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -23,7 +22,6 @@ from drill.training.run.folder import RunFolder
 from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.inference import Search, translate
-from drill.translation.memory import within_memory
 from drill.translation.step import sum_loss_options
 
 # -- loss -----------------------------------------------------------------------------------------
@@ -33,6 +31,7 @@ class TranslationLoss(Score):
     """Of target tokens, ``<end>`` included."""
 
 
+@torch.no_grad()
 def translation_loss(
     model: Translator,
     pairs: Pairs,
@@ -45,33 +44,26 @@ def translation_loss(
 
     Args:
         max_tokens: of a batch, padding included. It affects speed only; a longer pair is a batch of
-            its own. Halved, with a warning, when a GPU runs out of memory.
+            its own.
     """
-
-    @torch.no_grad()
-    def work(max_tokens: int) -> TranslationLoss:
-        batches = PairBatches(pairs, max_tokens, long_alone=True)
-        device = next(model.parameters()).device
-        total = torch.zeros((), dtype=sum_dtype(device), device=device)
-        tokens = done = 0
-        with evaluating(model), autocast_to(device, autocast), model.layer.cached_labels():
-            for batch in batches.epoch(0):
-                if progress is not None:
-                    progress(done, len(pairs))
-                done += len(batch.indices)
-                parts = (batch.source, batch.target_in, batch.target_out)
-                total += model.loss(*(each.to(device) for each in parts), **sum_loss_options(0.0))
-                tokens += batch.target_tokens
-        nll = total.item()
-        if math.isnan(nll):
-            raise FloatingPointError(
-                "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate "
-                "in float32"
-            )
-        return TranslationLoss(nll, tokens)
-
-    longest = max(int(side.max(initial=0)) + 1 for side in pairs.lengths)
-    return within_memory(work, max_tokens, longest, "tokens for the loss")[0]
+    device = next(model.parameters()).device
+    total = torch.zeros((), dtype=sum_dtype(device), device=device)
+    tokens = done = 0
+    with evaluating(model), autocast_to(device, autocast), model.layer.cached_labels():
+        for batch in PairBatches(pairs, max_tokens, long_alone=True).epoch(0):
+            if progress is not None:
+                progress(done, len(pairs))
+            done += len(batch.indices)
+            parts = (batch.source, batch.target_in, batch.target_out)
+            total += model.loss(*(each.to(device) for each in parts), **sum_loss_options(0.0))
+            tokens += batch.target_tokens
+    nll = total.item()
+    if math.isnan(nll):
+        raise FloatingPointError(
+            "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate "
+            "in float32"
+        )
+    return TranslationLoss(nll, tokens)
 
 
 # -- translations and their scores ----------------------------------------------------------------
@@ -163,27 +155,21 @@ def save_hypotheses(
     folder: RunFolder, split: str, language: str, lines: Iterable[str], info: DecodingInfo
 ) -> None:
     """Write the translations of a split, and next to them how they were made."""
-    path = folder.hypotheses(split, language)
-    folder.write_lines(path, lines)
+    folder.write_lines(folder.hypotheses(split, language), lines)
     made = asdict(info)
-    row = {"beam": made.pop("beam_size"), **made, "checksum": zlib.crc32(path.read_bytes())}
+    row = {"beam": made.pop("beam_size"), **made}
     folder.write_json(folder.hypotheses_made(split, language), row)
 
 
 def read_decoding_info(folder: RunFolder, split: str, language: str) -> DecodingInfo | None:
-    """How the saved translations were made; None if unknown.
-
-    The checksum differs for translations of a run that was killed between the two files.
-    """
+    """How the saved translations were made; None if unknown."""
     path = folder.hypotheses_made(split, language)
     if not path.exists():
         return None
     try:
         row = json.loads(path.read_bytes())
-        checksum = row.pop("checksum")
-        info = DecodingInfo(int(row["beam"]), float(row["length_penalty"]), str(row["weights"]))
+        return DecodingInfo(int(row["beam"]), float(row["length_penalty"]), str(row["weights"]))
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
         raise RunFolderError(
             f"{path}: was not written by `drill evaluate`; restore it from a copy, or remove it"
         ) from None
-    return info if checksum == zlib.crc32(folder.hypotheses(split, language).read_bytes()) else None

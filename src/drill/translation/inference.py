@@ -6,8 +6,7 @@ for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0]
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -15,7 +14,6 @@ from drill.data import BEGIN, END, Subwords
 from drill.errors import SettingsError, require
 from drill.models.translator import Translator
 from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
-from drill.translation.memory import within_memory
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding, Head, Hypothesis, OnProgress, cached_head
 from drill.translation.search.sampling import sample
@@ -47,7 +45,6 @@ class Search(Decoding):
         length_penalty: alpha of the beam's score.
         sampled: sample instead, with temperature, top_k, top_p and seed.
         max_source: subwords of a line that are read; a longer line is cut, with a warning.
-        batch_tokens: halved, with a warning, when a GPU runs out of memory.
     """
 
     bos: int = BEGIN
@@ -114,7 +111,6 @@ def translate_blocks(
         raise SettingsError(
             f"must be at most the {len(subwords)} subwords, got {search.beam_size}", key="beam_size"
         )
-    tokens = search.batch_tokens
     with cached_head(model) as head:
         read = searched = 0  # lines, and those of them with words
         for block in blocks:
@@ -124,8 +120,7 @@ def translate_blocks(
                 if progress is not None:
                     progress(before + done)
 
-            work = partial(_searched, model, list(sources.values()), search, head, searched, count)
-            found, tokens = within_memory(work, tokens, 1, "subwords; set a smaller batch_tokens")
+            found = _searched(model, list(sources.values()), search, head, searched, count)
             translations: list[list[Translation]] = [[EMPTY] for _ in block]
             for index, hypotheses in zip(sources, found, strict=True):
                 translations[index] = []
@@ -159,14 +154,12 @@ def _searched(
     head: Head,
     first: int,
     progress: OnProgress,
-    batch_tokens: int,
 ) -> list[list[Hypothesis]]:
     if not sources:
         return []
-    decoding = replace(search, batch_tokens=batch_tokens)
     shared: dict[str, Any] = {"head": head, "progress": progress}
     if search.sampled:
         shared |= {key: getattr(search, key) for key in ("temperature", "top_k", "top_p", "seed")}
-        return sample(model, sources, decoding, samples=search.n_best, first=first, **shared)
+        return sample(model, sources, search, samples=search.n_best, first=first, **shared)
     shared |= {key: getattr(search, key) for key in ("beam_size", "n_best", "length_penalty")}
-    return beam_search(model, sources, decoding, **shared)
+    return beam_search(model, sources, search, **shared)

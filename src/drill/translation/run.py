@@ -15,6 +15,7 @@ from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import read_parallel_split
 from drill.data.parallel.pairs import KEEP_ALL, pairs_checksum, target_counts
 from drill.errors import RunFolderError
+from drill.files import read_json
 from drill.models.translator import Translator
 from drill.training.device import pick_device
 from drill.training.distributed import World
@@ -24,7 +25,7 @@ from drill.training.precision import matmul_precision
 from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import check_resume, with_text
-from drill.training.run.summary import left_out, run_summary
+from drill.training.run.summary import run_summary
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -58,7 +59,7 @@ def start_translator(
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a translator, read its pairs and build it."""
-    begun = check_resume(settings, run, warn=world.is_main)
+    begun = check_resume(settings, run)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
     start, subwords = None, None
     if settings.init_from is not None and not run.last.exists():
@@ -100,11 +101,9 @@ def start_translator(
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
 
     size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-
-    def remarks() -> tuple[str | None, ...]:
-        return left_out(data.train.report, settings.filters), remark
-
-    return Start(task, save, size, remarks, more)
+    report = data.train.report
+    filtered = None if report.kept == report.pairs else f"filters: {report}"
+    return Start(task, save, size, (filtered, remark), more)
 
 
 @dataclass(frozen=True)
@@ -225,14 +224,11 @@ def load_translator(
 
 def _counts(run: RunFolder, subwords: Subwords) -> list[int]:
     """How often each label occurs in the training text."""
-    try:
-        found: list[int] = json.loads(run.target_counts.read_bytes())
-        if [type(count) for count in found] == [int] * len(subwords) and min(found) >= 0:
-            return found
-    except (OSError, ValueError, TypeError, RecursionError):
-        pass
-    raise RunFolderError(
-        f"must have a count for each of {len(subwords)} subwords",
-        key=str(run.target_counts),
-        hint="restore it from a copy",
-    )
+    found = read_json(run.target_counts, "counts")
+    if not isinstance(found, list) or len(found) != len(subwords):
+        raise RunFolderError(
+            f"must have a count for each of {len(subwords)} subwords",
+            key=str(run.target_counts),
+            hint="restore it from a copy",
+        )
+    return found

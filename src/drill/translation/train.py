@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +26,7 @@ from drill.training.run import checkpoint
 from drill.training.run.checkpoint import copied, copy_into, load_into
 from drill.training.run.folder import RunFolder
 from drill.training.state import Score, TrainingState, saved
-from drill.translation.bleu import Scores, corpus_scores
+from drill.translation.bleu import Scores, corpus_scores, tokenizer_of
 from drill.translation.evaluate import (
     DecodingInfo,
     TranslationLoss,
@@ -49,8 +48,7 @@ from drill.translation.step import (
 logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)
 
-RESUMES = "the same command resumes from its last checkpoint"
-TESTS_AGAIN = "the same command tests them again"
+RUN_AGAIN = "make room on the GPU; the same command resumes"
 
 
 @dataclass(kw_only=True)
@@ -107,9 +105,6 @@ class TranslationState(TrainingState):
         if world.is_main:
             run.forget_recent(self.recent)
 
-    def weight_files(self, run: RunFolder) -> list[Path]:
-        return [*super().weight_files(run), *map(run.recent, self.recent)]
-
     @torch.no_grad()
     def average_recent(self, run: RunFolder) -> dict[str, Tensor]:
         """The mean of the recent weights, all of which are on disk."""
@@ -143,7 +138,7 @@ class TranslationTask(Task):
         world: World = World(),  # noqa: B008 - it is frozen
     ) -> None:
         super().__init__(model, run, optimizer, options, world)
-        corpus_scores(["-"], ["-"])  # a missing package shows now, not at the end
+        tokenizer_of(data.language)  # a missing package shows now, not at the end
         self.data = data
         self.pair_batches = PairBatches(
             data.train,
@@ -209,8 +204,7 @@ class TranslationTask(Task):
         """The loss of the validation text, and its BLEU every ``bleu_every`` validations."""
         state, every = self.state, self.options.bleu_every
         bleu = every is not None and (state.step == 0 or (state.validations + 1) % every == 0)
-        what = f"the validation after step {state.step}"
-        with out_of_memory_hint(what, f"make room on the GPU; {RESUMES}"):
+        with out_of_memory_hint(f"the validation after step {state.step}", RUN_AGAIN):
             loss = self._valid_loss(watch("validation"))
             if not bleu:
                 return loss, {}
@@ -239,10 +233,9 @@ class TranslationTask(Task):
         self.captured = None  # frees the memory of its graphs for the search
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        with out_of_memory_hint(f"the test of {run.path}", f"make room on the GPU; {TESTS_AGAIN}"):
+        with out_of_memory_hint(f"the test of {run.path}", RUN_AGAIN):
             weights, valid = self._load_best_weights(watch)
-            what = f"the test of the {weights} weights in {run.path}"
-            with diverged_if_nan(what, f"; {TESTS_AGAIN}"):
+            with diverged_if_nan(f"the test of the {weights} weights in {run.path}"):
                 test = evaluate_translator(
                     self.model,
                     data.subwords,

@@ -79,13 +79,6 @@ def test_averaged_restores_after_an_error_and_needs_a_step():
     assert w.tolist() == [3.0, -3.0]
 
 
-def test_sparse_gradients_are_refused():
-    words = nn.Embedding(4, 2, sparse=True)
-    words(torch.tensor([1])).sum().backward()
-    with pytest.raises(TypeError, match="sparse=False"):
-        AveragedSgd(words.parameters(), lr=1.0).step()
-
-
 # -- the trigger ----------------------------------------------------------------------------------
 
 

@@ -9,14 +9,12 @@ import pytest
 
 from drill.tasks import train
 from drill.training.run import environment as environment_module
-from drill.training.run.environment import commit, ended_by
-from drill.training.run.folder import RunFolder
+from drill.training.run.environment import commit
 from drill.training.settings import read_settings
-from tests.helpers.language_models import rows, small, with_a_test_at
+from tests.helpers.language_models import rows, small
 from tests.helpers.tasks import stop
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
-TEN_MINUTES = "training.max_minutes=10"
 
 
 def read(folder: Path) -> dict:
@@ -49,17 +47,6 @@ def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, text_
     settings = small(text_folder, *still, "training.epochs=12", name="ptb-tied")
     assert train(settings, folder, device="cpu").epoch < 9
     assert (folder / "environment.json").read_bytes() == before
-
-
-def test_time_in_tests_ends_no_run(tmp_path, text_folder):
-    folder = tmp_path / "run"
-    for epochs in (1, 2):
-        train(small(text_folder, f"training.epochs={epochs}"), folder, device="cpu")
-        with_a_test_at(folder, 1000.0)
-    train(small(text_folder, "training.epochs=3"), folder, device="cpu")
-    assert RunFolder(folder).last_numbers()["elapsed"] >= 1000.0
-    assert not ended_by(RunFolder(folder), small(text_folder, "training.epochs=4", TEN_MINUTES))
-    assert ended_by(RunFolder(folder), small(text_folder, "training.epochs=3", TEN_MINUTES))
 
 
 @pytest.mark.parametrize("epochs", [2, 3])

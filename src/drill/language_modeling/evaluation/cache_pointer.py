@@ -64,7 +64,7 @@ def cache_perplexity(
     data = single_stream("cache_perplexity", model, ids)
     vocabulary, pointer = _read(model, data, window, [theta], chunk, autocast, progress)
     losses = _mixed(vocabulary, pointer[0], lambda_, (window, chunk) if published else None)
-    check_nan("cache_perplexity", model, losses[:, None])
+    check_nan("cache_perplexity", losses)
     return Perplexity(losses.sum().item(), len(losses), 1)
 
 
@@ -108,7 +108,7 @@ def cache_search(
         raise ValueError("cache_search: there are no settings to try; give a theta and a lambda_")
     data = single_stream("cache_search", model, ids, limit)
     vocabulary, pointers = _read(model, data, window, thetas, chunk, autocast, progress)
-    check_nan("cache_search", model, vocabulary[:, None])
+    check_nan("cache_search", vocabulary)
     skipped = (window, chunk) if published else None
     cells = []
     for theta, pointer in zip(thetas, pointers, strict=True):

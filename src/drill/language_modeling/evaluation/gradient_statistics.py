@@ -197,8 +197,7 @@ class GradientReader:
         self.graphs: GraphCapture | None = None
         if cuda_graphs and model.layer.static_shapes and data.is_cuda:
             self.graphs = GraphCapture(data.device, instead="pass cuda_graphs=False")
-        when_full = "segments of %d lengths are replayed as CUDA graphs, which is the limit"
-        self.cache: GraphCache[Callable[[], None]] = GraphCache(model, when_full)
+        self.cache: GraphCache[Callable[[], None]] = GraphCache(model)
 
     def __call__(self, segment: Segment) -> None:
         length = segment.length

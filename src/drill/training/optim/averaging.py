@@ -97,10 +97,6 @@ class AveragedSgd(Optimizer):
         for p in group["params"]:
             if p.grad is None:
                 continue
-            if p.grad.is_sparse:
-                raise TypeError(
-                    "AveragedSgd: a gradient is sparse; build the embedding with sparse=False"
-                )
             state = self._state(p, group)
             sets.setdefault((state["step"], state["rate"]), []).append(p)
         return sets

@@ -221,7 +221,6 @@ class ScheduledOptimizer(abc.ABC):
         for i, name in enumerate(order):
             entries = {**saved["optimizer"].get(name, {}), **strip_prefix(f"{name}/", saved)}
             parameter = self.parameters[name]
-            _check_entries(name, parameter, entries)
             entries.pop(MEAN, None)
             if entries:
                 state[i] = {
@@ -242,17 +241,6 @@ class ScheduledOptimizer(abc.ABC):
         if self.optimizer is None:
             raise RuntimeError(f"{type(self).__name__}: call setup(model.named_parameters()) first")
         return self.optimizer
-
-
-def _check_entries(name: str, parameter: Tensor, entries: Mapping[str, Any]) -> None:
-    """Raise ValueError for tensors that are neither like the parameter nor a single number."""
-    wanted = (parameter.shape, parameter.dtype)
-    for key, value in entries.items():
-        if isinstance(value, Tensor) and value.dim() and (value.shape, value.dtype) != wanted:
-            raise ValueError(
-                f"{key} of {name} is {value.dtype} {tuple(value.shape)}, not {parameter.dtype} "
-                f"{tuple(parameter.shape)}"
-            )
 
 
 @dataclass(eq=False, kw_only=True)

@@ -119,15 +119,14 @@ def _inverse_sqrt(progress: float, *, lr: float, warmup_steps: int, steps: int) 
 class Schedule(NamedTuple):
     rate: Callable[..., float]  # of the progress, lr and what it reads
     reads: tuple[str, ...]  # of an optimizer
-    ends_with_run: bool  # so that the rate jumps if a resumed run is given another end
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "constant": Schedule(partial(run_rate, schedule="constant"), ("warmup",), False),
-    "linear": Schedule(partial(run_rate, schedule="linear"), ("warmup", "hold", "final"), True),
-    "cosine": Schedule(partial(run_rate, schedule="cosine"), ("warmup", "hold", "final"), True),
-    "one-cycle": Schedule(_one_cycle, ("warmup",), True),
-    "inverse-sqrt": Schedule(_inverse_sqrt, ("warmup_steps", "steps"), False),
+    "constant": Schedule(partial(run_rate, schedule="constant"), ("warmup",)),
+    "linear": Schedule(partial(run_rate, schedule="linear"), ("warmup", "hold", "final")),
+    "cosine": Schedule(partial(run_rate, schedule="cosine"), ("warmup", "hold", "final")),
+    "one-cycle": Schedule(_one_cycle, ("warmup",)),
+    "inverse-sqrt": Schedule(_inverse_sqrt, ("warmup_steps", "steps")),
 }
 """Every schedule by name; a name is also in ``AnySchedule``."""
 

@@ -5,10 +5,8 @@ The numbers are JSON in the file's header, with a checksum of every tensor and o
 
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -46,7 +44,6 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
 
     try:
         atomic_write(path, fill)
-        _settle(path.parent)
     except OSError as error:
         failed = WriteError(path, error)
         raise CheckpointError(
@@ -90,18 +87,13 @@ def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], origin:
 
 def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], origin: str) -> None:
     """Raise CheckpointError unless both have the same names, shapes and dtypes."""
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if missing or extra:
+    shapes = [{name: _shape(tensor) for name, tensor in each.items()} for each in (wanted, found)]
+    wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+    if wrong:
         raise CheckpointError(
-            f"{origin}: does not fit the model: missing are {_some(missing)}, unexpected are "
-            f"{_some(extra)}; use the recipe it was trained with"
+            f"{origin}: does not fit the model (other names or shapes: {_some(wrong)}); use the "
+            "recipe and the vocabulary it was trained with"
         )
-    for name, tensor in wanted.items():
-        if (tensor.shape, tensor.dtype) != (found[name].shape, found[name].dtype):
-            raise CheckpointError(
-                f"{origin}: {name} is {_shape(found[name])}, the model's is {_shape(tensor)}; use "
-                "the recipe and the vocabulary it was trained with"
-            )
 
 
 def _shape(tensor: Tensor) -> str:
@@ -174,19 +166,7 @@ def _write(stream: BinaryIO, content: memoryview) -> None:
     stream.write(content)
 
 
-def _settle(folder: Path) -> None:
-    """Sync the rename to disk too, where the system can."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _some(names: list[str]) -> str:
-    if not names:
-        return "nothing"
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

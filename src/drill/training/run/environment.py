@@ -35,7 +35,7 @@ class Start:
     task: Task
     save: Callable[[], object]  # writes the files of the task
     size: str  # of the corpus, such as "929,589 tokens, 10,000 words"
-    remarks: Callable[[], tuple[str | None, ...]]  # for the user; a resume shows the first again
+    remarks: tuple[str | None, ...]  # for the user
     environment: dict[str, Any] = field(default_factory=dict)  # of a run that starts
 
 
@@ -137,5 +137,5 @@ def used_limits(run: RunFolder) -> dict[str, float]:
     """How much of every limit the last checkpoint of a run has used."""
     last = run.last_numbers()
     with run.reading_last():
-        minutes = (last["elapsed"] - last["test_seconds"]) / 60.0
+        minutes = last["elapsed"] / 60.0
         return {"epochs": last["epoch"] - 1, "max_steps": last["step"], "max_minutes": minutes}

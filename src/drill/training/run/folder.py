@@ -118,15 +118,6 @@ class RunFolder:
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise RunFolderError(f"{path}: is not a regular file; remove it")
 
-    def foreign_files(self) -> list[str]:
-        """The files of a folder that has no file of a run; hidden files do not count."""
-        if not self.path.is_dir():
-            return []
-        found = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-        own = {self.recipe, self.vocabulary, self.subwords, self.target_counts, self.environment}
-        own |= {self.metrics, self.evaluations, self.best, self.averaged, self.last.parent}
-        return sorted(found) if found.isdisjoint(path.name for path in own) else []
-
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
@@ -150,24 +141,18 @@ class RunFolder:
     def working_folder(self) -> str | None:
         """Where the run was trained last; None if environment.json does not say."""
         environment = self.read_environment() or {}
-        found = [environment, *environment.get("resumed", [])][-1].get("working_folder")
-        return None if found is None else str(found)
+        found: str | None = [environment, *environment.get("resumed", [])][-1].get("working_folder")
+        return found
 
     def read_environment(self) -> dict[str, Any] | None:
         """environment.json: where the run was trained. None if there is none."""
         if not self.environment.exists():
             return None
-        try:
-            found = json.loads(self.environment.read_bytes())
-        except (ValueError, RecursionError):
-            found = None
-        resumed = found.get("resumed", []) if isinstance(found, dict) else None
-        if not isinstance(resumed, list) or not all(isinstance(each, dict) for each in resumed):
-            raise RunFolderError(
-                f"{self.environment}: is no environment of a run; restore it from a copy, or "
-                "remove it"
-            )
-        return dict(found)
+        with readable(self.environment, "restore it from a copy, or remove it"):
+            found: dict[str, Any] = json.loads(self.environment.read_bytes())
+            if not all(isinstance(each, dict) for each in found.get("resumed", [])):
+                raise TypeError("resumed is no list of objects")
+            return found
 
     # -- metrics ----------------------------------------------------------------------------------
 
@@ -215,20 +200,13 @@ class RunFolder:
         self._pending = []
         if not self.metrics.exists() and size == 0:
             return
-        fix = f"restore the file from a copy, or remove {self.last} to start over"
         if self.metrics_size() < size:
             raise RunFolderError(
-                f"{self.metrics}: has {self.metrics_size()} bytes, fewer than the {size} that the "
-                f"checkpoint knows of; {fix}"
+                f"{self.metrics}: lacks rows that the checkpoint knows of; restore it from a copy, "
+                f"or remove {self.last} to start over"
             )
         try:
-            with self.metrics.open("a+b") as stream:
-                stream.seek(max(0, size - 1))
-                if size > 0 and stream.read(1) != b"\n":
-                    raise RunFolderError(
-                        f"{self.metrics}: has changed, no line ends after {size} bytes, where the "
-                        f"checkpoint was saved; {fix}"
-                    )
+            with self.metrics.open("ab") as stream:
                 stream.truncate(size)
         except OSError as error:
             raise RunFolderError(str(WriteError(self.metrics, error))) from None
@@ -331,14 +309,11 @@ def _lock(handle: int) -> bool:
     """False if another process has the lock."""
     try:
         import fcntl
-    except ImportError:
-        logger.warning(NO_LOCKS)
-        return True
-    try:
+
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
+    except (ImportError, OSError):  # on Windows, and on some file systems
         logger.warning(NO_LOCKS)
     return True
 

@@ -1,7 +1,5 @@
 """Whether a run can resume with given settings, and where its text is."""
 
-import logging
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,23 +9,17 @@ from drill.data import DataError
 from drill.data.parallel.corpora import PARALLEL_NAMES
 from drill.data.text.catalog import NAMES
 from drill.errors import RunFolderError
-from drill.training.optim.schedules import SCHEDULES
 from drill.training.run.environment import ended_by, used_limits
 from drill.training.run.folder import RunFolder
-from drill.training.schema import NONE
 from drill.training.settings import (
     LANGUAGE_MODEL,
-    LIMITS,
     TRANSLATION,
     Settings,
-    flatten,
     read_settings,
     recipe,
 )
 
 CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
-
-logger = logging.getLogger("drill")
 
 
 def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Settings:
@@ -47,19 +39,12 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
     return settings if located(settings) == found else found
 
 
-def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> bool:
+def check_resume(settings: Settings, run: RunFolder) -> bool:
     """Whether the folder has weights to resume from or to use; RunFolderError if it cannot train.
 
-    It has foreign files, or a run of other settings, or one whose result would be lost. ``warn``
-    logs what an allowed change of settings means.
+    It has a run of other settings, or one whose result would be lost.
     """
     run.check_files()
-    if found := run.foreign_files():
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise RunFolderError(
-            f"{run.path}: has no run, but {found[0]}{more}; give this one another --name, or "
-            "empty the folder"
-        )
     begun = run.last.exists() or run.best.exists()
     if not begun or not run.recipe.exists():
         return begun
@@ -72,13 +57,11 @@ def check_resume(settings: Settings, run: RunFolder, *, warn: bool = False) -> b
             f"resume it by drill train {run.path}, give this one another --name, or remove the "
             "folder"
         )
-    _check_limits(settings, own, run, warn)
-    if warn and not ended_by(run, settings):
-        warn_of_another_end(settings, own, run)
+    _check_limits(settings, own, run)
     return True
 
 
-def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool) -> None:
+def _check_limits(settings: Settings, own: Settings, run: RunFolder) -> None:
     """Raise if a finished run would be overwritten, or a longer run ended by a lower limit.
 
     A run that has ended only returns its result, so a lower limit is no error then.
@@ -90,56 +73,15 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder, warn: bool)
                 "this one another --name, or remove the folder"
             )
         return
-    limits, training, reason = used_limits(run), settings.training, ended_by(run, settings)
-    used = {key: f"{round(n, 2) or n} {key.removeprefix('max_')}" for key, n in limits.items()}
-    if reason is None:
-        for limit, trained in limits.items():
-            asked, before = training[limit], own.training[limit]
-            if asked is not None and trained > asked and (before is None or before > asked):
-                raise RunFolderError(
-                    f"{run.path}: has already used {used[limit]}; set training.{limit} above that "
-                    "to resume, or give this one another --name"
-                )
-    elif warn and _changed_limits(settings, own):
-        ended, more = [reason], ""
-        if reason != "patience":  # more of a limit changes nothing then
-            ended = [key for key in limits if limits[key] >= (training[key] or math.inf)]
-            more = f" (used: {', '.join(used[key] for key in ended)}); raise "
-            more += f"{'it' if len(ended) == 1 else 'them'} to train further"
-        by = " and ".join(f"training.{key} {training[key]}" for key in ended)
-        logger.warning(f"{run.path}: has reached {by}{more}")
-
-
-def _changed_limits(settings: Settings, own: Settings) -> list[str]:
-    """``training.epochs 3 -> none`` for each limit of a run that has changed."""
-    before, now = flatten(own.tables()), flatten(settings.tables())
-    return [
-        f"{key} {before[key] or NONE} -> {now[key] or NONE}"
-        for key in LIMITS
-        if before[key] != now[key]
-    ]
-
-
-FRACTIONS_OF_RUN = (
-    "optimizer.warmup", "optimizer.hold", "optimizer.map_warmup", "optimizer.average_from",
-    "training.untie_at",
-)  # fmt: skip
-
-
-def warn_of_another_end(settings: Settings, own: Settings, run: RunFolder) -> None:
-    """What is a fraction of the run changes with the run's end."""
-    values = flatten(settings.tables())
-    schedule = SCHEDULES[values.get("optimizer.schedule", "constant")]
-    unread = () if "warmup" in schedule.reads else ("optimizer.warmup",)
-    moved = [key for key in FRACTIONS_OF_RUN if values.get(key) and key not in unread]
-    moved = ["optimizer.schedule", *moved] if schedule.ends_with_run else moved
-    changes = _changed_limits(settings, own)
-    if changes and moved:
-        moved = [f"{key} {values[key]}" for key in moved]
-        logger.warning(
-            f"{run.path}: with {' and '.join(changes)} the run's end moves, and with it "
-            f"{' and '.join(moved)}; the learning rate may jump here"
-        )
+    if ended_by(run, settings) is not None:
+        return
+    for limit, used in used_limits(run).items():
+        asked, before = settings.training[limit], own.training[limit]
+        if asked is not None and used > asked and (before is None or before > asked):
+            raise RunFolderError(
+                f"{run.path}: has already used {used:g} {limit.removeprefix('max_')}; set "
+                f"training.{limit} above that to resume, or give this one another --name"
+            )
 
 
 def located(settings: Settings, run: RunFolder | None = None) -> Settings:
