@@ -42,6 +42,17 @@ def test_a_summary_comes_before_training(run_cli):
     assert run_cli(*words, "-q") == (0, out, "")
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "noted"),
+    [("few", ["training.epochs=1"], "about 22 steps"), ("enough", ["training.epochs=5"], None)],
+)
+def test_few_steps_are_noted(run_cli, name, changes, noted):
+    words = (*TINY, "--name", name, *sets(*changes))
+    line = run_cli(*words)[2].splitlines()[3]
+    assert line.startswith(noted) if noted else "steps in all" not in line
+    assert "in all, too few" not in run_cli(*words)[2]  # it is trained already
+
+
 def test_unknown_words_are_counted_before_training(run_cli, workspace):
     """Ten lines: the last is the test, the one before validation."""
     text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]

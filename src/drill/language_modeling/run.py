@@ -37,7 +37,7 @@ from drill.training.run.checkpoint import copied, load_into
 from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import check_resume, located, with_text
-from drill.training.run.summary import run_summary, share_of_unknown
+from drill.training.run.summary import few_steps, run_summary, share_of_unknown
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,
@@ -251,5 +251,5 @@ def start_language_model(
     )
     labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
     size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
-    remarks = (share_of_unknown(text, vocabulary, ids),)
+    remarks = (share_of_unknown(text, vocabulary, ids), few_steps(settings, len(ids.train)))
     return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)

@@ -35,6 +35,7 @@ TRAINING_LOG = "drill.training"
 """The logger that says how a run is trained and where it resumes; `drill train` shows it."""
 training_log = logging.getLogger(TRAINING_LOG)
 
+WARM_UP_STEPS = 2  # in which kernels are compiled: not counted in the speed
 SHOW_EVERY = 0.5  # seconds between two reports of progress
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
 
@@ -260,6 +261,7 @@ class Reporter:
         self.task, self.state = task, task.state
         self.progress = progress if task.world.is_main else None
         self._tokens_per_second = self._progress_per_second = 0.0
+        self._warm_up_ends = self.state.step + WARM_UP_STEPS
         self.restart()
 
     def restart(self) -> None:
@@ -270,7 +272,9 @@ class Reporter:
 
     def measure_speed(self) -> None:
         """Call it when all steps are done: those of a GPU may be only launched."""
-        if self.state.tokens > self._tokens:
+        if self.state.step <= self._warm_up_ends:
+            self.restart()
+        elif self.state.tokens > self._tokens:
             seconds = max(1e-9, time.monotonic() - self._time)
             self._tokens_per_second = (self.state.tokens - self._tokens) / seconds
             self._progress_per_second = (self.state.progress() - self._progress) / seconds

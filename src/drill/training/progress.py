@@ -27,7 +27,7 @@ class Progress:
     work: str | None = None
 
 
-FIRST_AFTER = 5.0  # seconds before the first line
+FIRST_AFTER = 2.0  # seconds before the first line
 AT_LEAST_EVERY = 60.0
 
 

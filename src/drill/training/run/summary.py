@@ -16,6 +16,8 @@ from drill.training.run.environment import Start, ended_by
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, Settings
 
+FEW_STEPS = 100  # with fewer a model learns next to nothing
+
 
 def run_summary(settings: Settings, run: RunFolder, device: torch.device, world: World) -> str:
     """Two lines, before a text is read: recipe, folder and output layer; device and precision."""
@@ -51,6 +53,24 @@ def share_of_unknown(corpus: Corpus, vocabulary: Vocabulary, ids: Ids) -> str | 
     return (
         f"{UNK} stands for rare and unseen words: {train:.1%} of the training tokens, "
         f"{test:.1%} of the test tokens; perplexities count it as one word"
+    )
+
+
+def few_steps(settings: Settings, tokens: int) -> str | None:
+    """A warning if a language model on so many tokens gets only a few steps."""
+    given = settings.training
+    rows = tokens // given["batch_size"]
+    if rows < 2:  # an error of its own
+        return None
+    epoch = max(1, rows // given["bptt"])  # segments are about bptt long
+    steps = epoch * given["epochs"]
+    if steps >= FEW_STEPS or given["max_steps"] is not None:  # which asks for few
+        return None
+    enough = -(-FEW_STEPS // epoch)
+    return (
+        f"about {steps} step{'' if steps == 1 else 's'} in all, too few to learn much: set a "
+        f"larger training.epochs ({enough} make about {FEW_STEPS}), a smaller "
+        "training.batch_size or training.bptt"
     )
 
 
