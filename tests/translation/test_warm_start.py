@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drill.data import Subwords
-from drill.errors import RunFolderError, SettingsError
+from drill.errors import DataError, SettingsError
 from drill.tasks import train
 from drill.training.run import checkpoint
 from drill.training.settings import read_settings
@@ -128,5 +128,5 @@ def test_counts_stay_those_that_the_weights_were_trained_for(counted, in_workspa
     shutil.rmtree(base)
     assert train(started(*counted, *STILL, start=base), run, device="cpu").finished
     (run / "target_counts.json").unlink()
-    with pytest.raises(RunFolderError, match=r"target_counts\.json"):
+    with pytest.raises(DataError, match=r"target_counts\.json"):
         load_translator(run, device="cpu")

@@ -175,15 +175,14 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         batches, async_loss = task.batches(), AsyncLoss(task.device)
         while not state.is_done():
             # train
-            if not state.epoch_done():  # older versions saved before the validation of an epoch
-                task.step(next(batches))
-                state.step += 1
-                if state.step % log_interval(state.step, options.log_every) == 0:
-                    row = state.training_row(optimizer.current_lr, world)
-                    finite(row["train_loss"], task)
-                    reporter.measure_speed()
-                    if world.is_main:
-                        run.append_later(row)
+            task.step(next(batches))
+            state.step += 1
+            if state.step % log_interval(state.step, options.log_every) == 0:
+                row = state.training_row(optimizer.current_lr, world)
+                finite(row["train_loss"], task)
+                reporter.measure_speed()
+                if world.is_main:
+                    run.append_later(row)
             agreed = state.step % agree_every == 0
             if agreed:
                 state.agree_on_time(world)
