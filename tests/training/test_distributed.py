@@ -106,10 +106,10 @@ def test_a_translator_goes_on_with_another_number_of_processes(launched, tmp_pat
 
 @pytest.mark.slow
 def test_processes_of_a_translator_stop_together_and_resume(launched, found):
-    assert found["validation broken off"] == [False, 0]
+    assert found["stopped after a validation"] == [False, 1]
     assert found["translator stopped"] == [False, 6]  # asked after 5, agreed on at a multiple of 3
     whole = all_of(launched / "translator 2")
-    for name in ("translator without a validation", "stopped translator"):
+    for name in ("translator stopped after a validation", "stopped translator"):
         assert unlike(all_of(launched / name), whole) == []
 
 

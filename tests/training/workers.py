@@ -64,13 +64,13 @@ def first_start(folder: Path, mine: World) -> None:
     outcome = small_training(stopped, optimizer=stopping, world=mine, **TWO_BATCHES)
     found["translator stopped"] = [outcome.finished, RunFolder(stopped).load_last()[1]["step"]]
     small_training(stopped, world=mine, **TWO_BATCHES)
-    # The first process alone validates: asked before, the others must learn that it has not.
+    # Asked just before a validation, all stop after it.
     step = rows(folder / "translator 2")[0]["step"]
     stopping = interrupted_after(step, small_optimizer()) if mine.rank == 0 else small_optimizer()
-    broken_off = folder / "translator without a validation"
-    outcome = small_training(broken_off, optimizer=stopping, world=mine, **TWO_BATCHES)
-    found["validation broken off"] = [outcome.finished, len(rows(broken_off))]
-    small_training(broken_off, world=mine, **TWO_BATCHES)
+    validated = folder / "translator stopped after a validation"
+    outcome = small_training(validated, optimizer=stopping, world=mine, **TWO_BATCHES)
+    found["stopped after a validation"] = [outcome.finished, len(rows(validated))]
+    small_training(validated, world=mine, **TWO_BATCHES)
     small_training(folder / "one, then two translators", world=mine, **MANY_BATCHES)
     stopping = interrupted_after(5, small_optimizer())
     small_training(

@@ -180,7 +180,7 @@ class LanguageModelTask(Task):
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
         load_into(self.model, self.run.best)
         with diverged_if_nan(f"the test of the best weights, {self.run.best}"):
-            test, *tokens = self._evaluated(self.test_text)
+            test, *tokens = self._evaluated(self.test_text, progress=watch("test"))
         self.state.tick()
         valid: Perplexity = self.state.best
         row = {"kind": "test", "epoch": self.state.best_epoch}

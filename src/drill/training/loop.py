@@ -177,6 +177,8 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             # train
             task.step(next(batches))
             state.step += 1
+            if state.step == reporter.warm_up_ends:
+                reporter.restart()
             if state.step % log_interval(state.step, options.log_every) == 0:
                 row = state.training_row(optimizer.current_lr, world)
                 finite(row["train_loss"], task)
@@ -260,7 +262,7 @@ class Reporter:
         self.task, self.state = task, task.state
         self.progress = progress if task.world.is_main else None
         self._tokens_per_second = self._progress_per_second = 0.0
-        self._warm_up_ends = self.state.step + WARM_UP_STEPS
+        self.warm_up_ends = self.state.step + WARM_UP_STEPS
         self.restart()
 
     def restart(self) -> None:
@@ -271,7 +273,7 @@ class Reporter:
 
     def measure_speed(self) -> None:
         """Call it when all steps are done: those of a GPU may be only launched."""
-        if self.state.step <= self._warm_up_ends:
+        if self.state.step <= self.warm_up_ends:
             self.restart()
         elif self.state.tokens > self._tokens:
             seconds = max(1e-9, time.monotonic() - self._time)

@@ -140,6 +140,8 @@ def dynamic(
         raise SettingsError(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
         )
+    with as_settings_error():
+        dynamic_evaluation.check_dynamic_settings(lr, decay, eps)
     fixed: dict[str, Any] = {"eps": eps, "segment_length": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):

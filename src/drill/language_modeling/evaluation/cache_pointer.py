@@ -7,7 +7,7 @@ h_j is the encoder's last output before dropout, y_j the word that followed it. 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from drill.training.precision import autocast_to, evaluating
 THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
 LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.3)
 
-NAMES = {name: f"cache_perplexity: {name}" for name in ("window", "theta", "lambda_")}
 """What errors call the settings."""
 
 SCORES = 2**22  # scores h_t . h_j in memory at a time
@@ -209,15 +208,11 @@ def _mixed(
     return -torch.where(served, both, own)
 
 
-def check_cache_settings(
-    window: int,
-    thetas: Sequence[float],
-    lambdas: Sequence[float],
-    called: Mapping[str, str] = NAMES,
-) -> None:
-    """Raise ValueError for invalid settings; ``called`` are their names in messages."""
-    check_value(window >= 1, called["window"], "at least 1", window)
+def check_cache_settings(window: int, thetas: Sequence[float], lambdas: Sequence[float]) -> None:
+    """Raise ValueError for invalid settings."""
+    name = "cache_perplexity"
+    check_value(window >= 1, f"{name}: window", "at least 1", window)
     for theta in thetas:
-        check_value(math.isfinite(theta), called["theta"], "a finite number", theta)
+        check_value(math.isfinite(theta), f"{name}: theta", "a finite number", theta)
     for lambda_ in lambdas:
-        check_value(0.0 <= lambda_ <= 1.0, called["lambda_"], "in [0, 1]", lambda_)
+        check_value(0.0 <= lambda_ <= 1.0, f"{name}: lambda_", "in [0, 1]", lambda_)

@@ -8,7 +8,7 @@ MS, the root mean square of a gradient, and rate are statistics of the training 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,6 @@ DECAYS = (1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
 """The grid AWD-LSTM was tuned with, for steps every 5 tokens, and 1e-2: short trainings on Penn
 Treebank chose 5e-3."""
 
-NAMES = {name: f"dynamic_perplexity: {name}" for name in ("lr", "decay", "eps")}
 """What errors call the settings."""
 
 SEGMENTS_PER_CHECK = 200  # segments between two checks for NaN, which wait for the device
@@ -174,10 +173,9 @@ def dynamic_search(
     return run_grid(points, evaluate, key=key, tokens=len(data) - 1, file=file, progress=progress)
 
 
-def check_dynamic_settings(
-    lr: float, decay: float, eps: float, called: Mapping[str, str] = NAMES
-) -> None:
-    """Raise ValueError for invalid settings; ``called`` are their names in messages."""
-    for name, value in (("lr", lr), ("decay", decay)):
-        check_value(0.0 <= value < math.inf, called[name], "a finite number of at least 0", value)
-    check_value(0.0 < eps < math.inf, called["eps"], "a finite number above 0", eps)
+def check_dynamic_settings(lr: float, decay: float, eps: float) -> None:
+    """Raise ValueError for invalid settings."""
+    name, least = "dynamic_perplexity", "a finite number of at least 0"
+    check_value(0.0 <= lr < math.inf, f"{name}: lr", least, lr)
+    check_value(0.0 <= decay < math.inf, f"{name}: decay", least, decay)
+    check_value(0.0 < eps < math.inf, f"{name}: eps", "a finite number above 0", eps)

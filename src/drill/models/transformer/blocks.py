@@ -190,8 +190,15 @@ class DecoderBlock(nn.Module):
         return self.around_feedforward(stream, self.feedforward, (), ready)
 
 
-BLOCKS = (EncoderBlock, DecoderBlock)
-KINDS = (*BLOCKS, Residual, *get_args(Part), nn.Linear, nn.LayerNorm, nn.Identity)
+KINDS = (
+    EncoderBlock,
+    DecoderBlock,
+    Residual,
+    *get_args(Part),
+    nn.Linear,
+    nn.LayerNorm,
+    nn.Identity,
+)
 
 
 def as_built(part: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from drill.models.encoder import State
 from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 from drill.report.page.figures import COLOURS, css_classes
 from drill.report.page.page import corpus_of
-from drill.report.results.runs import RunSummary, distinct_names, is_run, read_run
+from drill.report.results.runs import RunError, RunSummary, distinct_names, is_run, read_run
 from drill.training.precision import evaluating
 from drill.translation.inference import translate
 from drill.translation.run import TranslationRun
@@ -357,16 +358,20 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
     """
     found = {path.resolve() for folder in folders for path in folder.iterdir() if is_run(path)}
     first = [path for path in dict.fromkeys(each.resolve() for each in given) if path in found]
-    others = sorted(found.difference(first), key=_changed)[-MAX_CURVES:]
-    paths = [*first, *sorted(others)]  # by name: colours do not depend on what changed last
+    runs = {path: _read_again(path, _changed(path)) for path in first}
+    corpora = {corpus_of(run) for run in runs.values()}
+    for path in sorted(found.difference(first), key=_changed, reverse=True)[: 10 * MAX_CURVES]:
+        with suppress(RunError):  # a damaged run is not shown
+            run = _read_again(path, _changed(path))
+            if not corpora or corpus_of(run) in corpora:  # others do not compare
+                runs[path] = run
+    others = sorted([path for path in runs if path not in first][:MAX_CURVES])
+    paths = [*first, *others]  # by name: colours do not depend on what changed last
     names = distinct_names(paths)
-    runs = {path: _read_again(path, _changed(path)) for path in paths}
-    corpora = {corpus_of(runs[path]) for path in first or paths}  # others do not compare
+    looks = [css_classes(n, n // COLOURS) for n in range(len(paths))]
     return {
         "runs": [
-            _curve(names[path], run, css_classes(n, n // COLOURS))
-            for n, (path, run) in enumerate(runs.items())
-            if corpus_of(run) in corpora
+            _curve(names[path], runs[path], look) for path, look in zip(paths, looks, strict=True)
         ]
     }
 

@@ -23,7 +23,7 @@ from drill.training.signals import GracefulShutdown
 PROGRAM = (sys.executable, "-m", "drill")
 POLL = 0.2  # seconds between checks of running jobs
 PROGRESS_SECONDS = 60.0  # between lines on how far the study is
-STOP_SECONDS = 60.0  # for a job to save and stop
+STOP_SECONDS = 300.0  # for a job to end a validation, save and stop
 SILENT_SECONDS = 600.0  # without a line of a job, which prints about one a minute
 
 
@@ -32,14 +32,17 @@ class _Running:
     job: Job
     process: subprocess.Popen[bytes]
     log: Path
-    log_start: int  # bytes of earlier tries
+    log_size: int  # bytes when it was last looked at; those of earlier tries at first
     started: float
+    printed: float | None = None  # when the log last grew
     fault: str | None = None  # why it was killed
 
     def silent_seconds(self) -> float:
         """Since its last line; 0 before the first: reading texts and compiling may take long."""
-        log = self.log.stat()
-        return time.time() - log.st_mtime if log.st_size > self.log_start else 0.0
+        size, now = self.log.stat().st_size if self.log.exists() else 0, time.monotonic()
+        if size != self.log_size:
+            self.log_size, self.printed = size, now
+        return 0.0 if self.printed is None else now - self.printed
 
     def kill(self, fault: str) -> None:
         self.fault = fault
@@ -160,7 +163,7 @@ class StudyRunner:
         log = self.runs / f"{job.row.name}-seed-{job.seed}.{job.stage}.log"
         words = [*PROGRAM, *command(job, self.plan, self.runs, self.device)]
         with log.open("ab") as stream:
-            log_start = stream.tell()
+            log_size = stream.tell()
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
@@ -169,7 +172,7 @@ class StudyRunner:
                 env={**os.environ, "PYTHONFAULTHANDLER": "1"},
                 start_new_session=True,  # Ctrl-C reaches it through us only
             )
-        self.running.append(_Running(job, process, log, log_start, time.monotonic()))
+        self.running.append(_Running(job, process, log, log_size, time.monotonic()))
         estimate = self.states.minutes(job)
         about = "" if estimate is None else f", about {estimate:.1f} min"
         self.say(f"{job}: started{about}")
@@ -189,7 +192,7 @@ class StudyRunner:
         """Kill jobs that have printed nothing for long, or do not stop."""
         for each in self.running:
             if time.monotonic() > self.stop_until:
-                each.kill(f"did not stop in {STOP_SECONDS:.0f} s")
+                each.kill(f"did not stop in {STOP_SECONDS / 60:.0f} min")
             elif each.silent_seconds() > SILENT_SECONDS:
                 each.kill(f"printed nothing for {SILENT_SECONDS / 60:.0f} min")
 
