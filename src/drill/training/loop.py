@@ -273,9 +273,7 @@ class Reporter:
 
     def measure_speed(self) -> None:
         """Call it when all steps are done: those of a GPU may be only launched."""
-        if self.state.step <= self.warm_up_ends:
-            self.restart()
-        elif self.state.tokens > self._tokens:
+        if self.state.step > self.warm_up_ends and self.state.tokens > self._tokens:
             seconds = max(1e-9, time.monotonic() - self._time)
             self._tokens_per_second = (self.state.tokens - self._tokens) / seconds
             self._progress_per_second = (self.state.progress() - self._progress) / seconds

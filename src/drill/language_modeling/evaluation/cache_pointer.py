@@ -23,8 +23,6 @@ from drill.training.precision import autocast_to, evaluating
 THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
 LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.3)
 
-"""What errors call the settings."""
-
 SCORES = 2**22  # scores h_t . h_j in memory at a time
 SHORTEST_BLOCK = 128  # a block of q tokens computes window + q scores each, of which window count
 

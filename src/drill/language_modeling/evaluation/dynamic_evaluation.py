@@ -35,8 +35,6 @@ DECAYS = (1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
 """The grid AWD-LSTM was tuned with, for steps every 5 tokens, and 1e-2: short trainings on Penn
 Treebank chose 5e-3."""
 
-"""What errors call the settings."""
-
 SEGMENTS_PER_CHECK = 200  # segments between two checks for NaN, which wait for the device
 
 

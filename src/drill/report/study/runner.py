@@ -85,8 +85,7 @@ class StudyRunner:
         self.next_progress = now + PROGRESS_SECONDS
         self.running: list[_Running] = []
         self.tried: set[Job] = set()  # in this call
-        self.stopping = False
-        self.stop_until = math.inf
+        self.stop_until: float | None = None  # when jobs that were asked to stop are killed
         self._look()
 
     def run(self) -> States:
@@ -179,9 +178,8 @@ class StudyRunner:
 
     def _stop(self, why: str) -> None:
         """Running jobs save and stop."""
-        if self.stopping:
+        if self.stop_until is not None:
             return
-        self.stopping = True
         self.stop_until = time.monotonic() + STOP_SECONDS
         if self.running:
             self.say(f"{why}; running jobs save and stop: {len(self.running)}")
@@ -191,7 +189,7 @@ class StudyRunner:
     def _kill_hung(self) -> None:
         """Kill jobs that have printed nothing for long, or do not stop."""
         for each in self.running:
-            if time.monotonic() > self.stop_until:
+            if self.stop_until is not None and time.monotonic() > self.stop_until:
                 each.kill(f"did not stop in {STOP_SECONDS / 60:.0f} min")
             elif each.silent_seconds() > SILENT_SECONDS:
                 each.kill(f"printed nothing for {SILENT_SECONDS / 60:.0f} min")
@@ -222,7 +220,7 @@ class StudyRunner:
         self._look()
         took = f"{seconds / 60:.1f} min"
         summary = fault if row is None else _summary(row, job.stage)
-        if self.stopping and code != 0:
+        if self.stop_until is not None and code != 0:
             hung = "" if each.fault is None else f" ({each.fault}, see {each.log})"
             self.say(f"{job}: stopped after {took}{hung}, {summary}")
             return

@@ -44,10 +44,9 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
 
     try:
         atomic_write(path, fill)
-    except OSError as error:
-        failed = WriteError(path, error)
+    except WriteError as error:
         raise CheckpointError(
-            f"{failed}, then run the same command: it resumes from the checkpoint before"
+            f"{error}, then run the same command: it resumes from the checkpoint before"
         ) from None
 
 
