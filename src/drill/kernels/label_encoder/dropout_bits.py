@@ -1,4 +1,4 @@
-"""Standard dropout of all maps of the label encoder, drawn in one pass: a bit an entry and map."""
+"""Dropout of all maps of the label encoder, drawn in one pass: a bit an entry and map."""
 
 import torch
 import triton
