@@ -87,11 +87,13 @@ class LabelMap(nn.Module):
         width = linear.in_features if self.dropout_at == "input" else linear.out_features
         return draw_mask((1 if self.locked else X.shape[0], width), self.dropout, X)
 
-    def draw_masks(self, X: Tensor, depth: int) -> KeptBits | None:
+    def draw_masks(self, X: Tensor, depth: int) -> Tensor | KeptBits | None:
         """Masks of ``depth`` maps like this one with d_in = d_out, for ``encode_labels``."""
         if not self.drops:
             return None
-        return draw_kept_bits(X, depth, self.dropout, self.locked)
+        if self.locked:
+            return draw_mask((depth, 1, X.shape[1]), self.dropout, X)
+        return draw_kept_bits(X, depth, self.dropout)
 
     @property
     def drops(self) -> bool:

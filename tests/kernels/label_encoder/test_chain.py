@@ -124,20 +124,19 @@ def test_what_it_cannot_encode_is_said():
         return chain_missing(E, dtype, PLAIN._replace(**changes), depth)
 
     assert missing() is missing(d=400) is missing(depth=16) is None
-    assert missing(locked=True) is missing(mask_in=False) is None
+    assert missing(locked=True, mask_in=False) is None  # nothing is dropped
     assert "128 labels and more" in missing(V=127)
     assert missing(d=20) == missing(d=408) == missing(d=8) == missing(depth=17) == missing(V=0)
     assert "bfloat16" in missing(dtype=torch.float16)
     assert "between" in missing(between=True)
+    assert "locked" in missing(locked=True)
 
 
 STANDARD = {"dropout": 0.6, "locked": False}
 CASES = [
     ((1000, 400), {"activation": "relu", "depth": 4, **STANDARD}),
     ((2331, 280), {"activation": "gelu", "depth": 8, **STANDARD}),
-    ((1000, 400), {"activation": "sigmoid", "depth": 4, "dropout": 0.6}),
     ((1900, 64), {"activation": "relu", "depth": 2, "dropout_at": "output", **STANDARD}),
-    ((400, 64), {"activation": "relu", "depth": 2, "dropout_at": "output", "dropout": 0.6}),
     ((700, 136), {"activation": "sigmoid", "depth": 3, "dropout_at": "output", **STANDARD}),
     ((1300, 400), {"activation": "tanh", "depth": 4, "residual": False, **STANDARD}),
     ((900, 24), {"activation": "sigmoid", "depth": 4, "map_bias": False}),

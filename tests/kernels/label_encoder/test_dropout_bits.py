@@ -1,4 +1,4 @@
-"""Dropout of the fused label encoder: how the bits are drawn and what they mean."""
+"""Standard dropout of the fused label encoder: how the bits are drawn and what they mean."""
 
 import itertools
 
@@ -7,17 +7,9 @@ import torch
 from torch import Tensor
 
 from drill.kernels.label_encoder.options import DRAWS, KeptBits, draw_kept_bits
-from drill.kernels.runtime.dispatch import INTERPRETED
 from tests.helpers.devices import needs_triton, triton_devices
 
-pytestmark = needs_triton
-
-
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch):
-    """Larger blocks: the interpreter runs one after the other."""
-    if INTERPRETED:
-        monkeypatch.setattr("drill.kernels.label_encoder.dropout_bits._BLOCK", 8192)
+pytestmark = [needs_triton, pytest.mark.usefixtures("few_programs")]
 
 
 def drawn(labels: int, width: int, depth: int, dropout: float, device: str) -> Tensor:
@@ -43,14 +35,6 @@ def test_the_share_and_the_scale_are_those_of_dropout(dropout, device):
     deviation = (dropout * (1 - dropout) / kept[0].numel()) ** 0.5
     shares = kept.flatten(1).float().mean(1)
     assert (shares - (1 - dropout)).abs().max() < 5 * deviation
-
-
-@triton_devices
-def test_locked_dropout_has_one_row_for_all_labels(device):
-    torch.manual_seed(0)
-    kept = draw_kept_bits(torch.empty(40, 30, device=device), 3, 0.5, locked=True)
-    assert kept.bits.shape == (3, 1, 4)
-    assert torch.equal(kept.masks(), drawn(40, 30, 3, 0.5, device)[:, :1])
 
 
 @triton_devices

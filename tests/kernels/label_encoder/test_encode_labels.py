@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.utils import prune
 
 from drill.kernels.label_encoder import encode_labels
 from drill.kernels.label_encoder.encode_labels import KeptBits, choose_encoder, fused_missing
+from drill.kernels.label_encoder.options import Options
 from drill.kernels.loss import products as products_module
 from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import Choice
@@ -43,13 +45,25 @@ OPTIONS = [
 FAST = [OPTIONS[i] for i in (0, 3, 5, 7, 9, 11, 16, 17, 20)]
 
 
+def narrows(options: dict[str, object]) -> bool:
+    """Whether locked masks drop columns, so that Triton multiplies what is left."""
+    usual = {"dropout_at": "input", "locked": True, "residual_between": False, "norm": "none"}
+    return "dropout" in options and usual.items() <= {**usual, **options}.items()
+
+
 def case(options: dict[str, object], *more: object) -> object:
     marks = () if options in FAST else pytest.mark.slow
     name = "-".join(map(str, [*options.values(), *more]))
     return pytest.param(options, *more, marks=marks, id=name)
 
 
+# The interpreter multiplies by cuBLAS for all others, and where a width is no multiple of 16: asked
+# to choose, it would run them a second time.
+NARROWED = [(each, "chosen") for each in OPTIONS if narrows(each)]
+BY_CUBLAS = [(each, "cublas") for each in OPTIONS]
+KERNELS = [*BY_CUBLAS, *NARROWED]
 every_option = pytest.mark.parametrize("options", [case(each) for each in OPTIONS])
+every_kernel = pytest.mark.parametrize(("options", "products"), [case(*each) for each in KERNELS])
 by_whom = pytest.mark.parametrize("products", ["cublas", "chosen"])
 
 
@@ -60,15 +74,19 @@ def build(labels: int, width: int, device: str = "cpu", **options: object) -> De
     return DeepResidual(embedding, **{"depth": 3, **options}).to(device)
 
 
-def with_masks(layer: DeepResidual, masks: KeptBits | None) -> None:
+Masks = Tensor | KeptBits | None
+
+
+def with_masks(layer: DeepResidual, masks: Masks) -> None:
     """Every map of the layer drops by these masks, in turn or all at once."""
-    each = None if masks is None else masks.masks()
+    each = masks.masks() if isinstance(masks, KeptBits) else masks
+    given = masks.to(layer.label_weight.dtype) if isinstance(masks, Tensor) else masks
     for turn, f in enumerate(layer.maps):
         f.draw_mask = lambda X, turn=turn: None if each is None else each[turn].to(X.dtype)
-        f.draw_masks = lambda X, depth: masks
+        f.draw_masks = lambda X, depth: given
 
 
-def solve(layer: DeepResidual, encoder: str, masks: KeptBits | None, grad: Tensor) -> list[Tensor]:
+def solve(layer: DeepResidual, encoder: str, masks: Masks, grad: Tensor) -> list[Tensor]:
     """Encoded labels, and the gradients of all parameters that take part."""
     layer = copy.deepcopy(layer)
     layer.impl = encoder
@@ -103,31 +121,37 @@ def relative(found: list[Tensor], truth: list[Tensor]) -> list[float]:
     ]
 
 
-SWEEPS = [  # sizes, options, whether rows are aligned
-    ([(70, 32), (1, 16)], OPTIONS, False),
+SWEEPS = [  # sizes, options with who multiplies, whether rows are aligned and tiles are large
+    ([(70, 32), (1, 16)], KERNELS, False, False),
     # Several strips of columns.
-    ([(66, 144)], [OPTIONS[0], OPTIONS[5]], False),
+    ([(66, 144)], [BY_CUBLAS[0], BY_CUBLAS[5], *NARROWED], False, True),
     # Any width.
-    ([(3, 130), (1, 1)], OPTIONS, False),
-    # Alignment touches the result alone, so few columns do; padded to 128, and as is.
-    ([(70, 32), (64, 16)], OPTIONS, True),
+    ([(3, 130), (1, 1)], [(each, "chosen") for each in OPTIONS], False, False),
+    # By cuBLAS alignment touches the result alone, so few columns do; padded to 128, and as is.
+    ([(70, 32), (64, 16)], BY_CUBLAS, True, True),
+    ([(66, 48), (128, 64)], NARROWED, True, True),
 ]
 
 
 @interpreted
 @pytest.mark.usefixtures("nan_in_fresh_memory")
 @pytest.mark.parametrize(
-    ("options", "size", "aligned"),
+    ("options", "products", "size", "aligned", "large_tiles"),
     [
-        case(options, size, aligned)
-        for sizes, every, aligned in SWEEPS
+        case(*kernel, size, aligned, large)
+        for sizes, kernels, aligned, large in SWEEPS
         for size in sizes
-        for options in every
+        for kernel in kernels
     ],
 )
-def test_fused_equals_the_loop(options, size, aligned, monkeypatch):
+def test_fused_equals_the_loop(
+    options, products, size, aligned, large_tiles, choose_products, monkeypatch, request
+):
+    if large_tiles:
+        request.getfixturevalue("few_programs")
     if aligned:
         monkeypatch.setitem(padding.ALIGN, "cpu", 64)
+    choose_products(products)
     layer, masks, grad = given(*size, **options)
     assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
 
@@ -146,9 +170,11 @@ def test_a_gate_and_a_correction_follow_the_fused_maps(locked, gate):
 
 @interpreted
 @pytest.mark.usefixtures("nan_in_fresh_memory")
-def test_the_loss_takes_the_labels_as_they_lie(monkeypatch):
+@pytest.mark.parametrize(("locked", "products"), [(False, "cublas"), (True, "chosen")])
+def test_the_loss_takes_the_labels_as_they_lie(locked, products, choose_products, monkeypatch):
     monkeypatch.setitem(padding.ALIGN, "cpu", 64)
-    labels = fused(70, 32, dropout=0.5).labels()
+    choose_products(products)
+    labels = fused(70, 32, locked=locked, dropout=0.5).labels()
     found = padding.with_padding(labels, labels.dtype)
     assert found.data_ptr() == labels.data_ptr()
     assert found.shape == (128, 32)
@@ -164,7 +190,8 @@ def test_the_loss_takes_the_labels_as_they_lie(monkeypatch):
 
 @interpreted
 @pytest.mark.usefixtures("nan_in_fresh_memory")
-def test_a_step_through_the_loss_copies_no_labels(monkeypatch):
+@by_whom
+def test_a_step_through_the_loss_copies_no_labels(products, choose_products, monkeypatch):
     def recorded(weight, dtype):
         found.append(with_padding(weight, dtype))
         return found[-1]
@@ -172,6 +199,7 @@ def test_a_step_through_the_loss_copies_no_labels(monkeypatch):
     found, with_padding = [], padding.with_padding
     monkeypatch.setitem(padding.ALIGN, "cpu", 64)
     monkeypatch.setattr(products_module, "with_padding", recorded)
+    choose_products(products)
     layer, masks, _ = given(70, 32, locked=False, dropout=0.5)
     with_masks(layer, masks)
     hidden, targets = torch.randn(8, 32), torch.randint(70, (8,))
@@ -185,8 +213,22 @@ def test_a_step_through_the_loss_copies_no_labels(monkeypatch):
 
 
 @interpreted
-@every_option
-def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(options):
+@pytest.mark.usefixtures("nan_in_fresh_memory", "few_programs")
+@pytest.mark.parametrize("kept", [(0, 16, 63), (17, 80, 1), (40, 0, 64)])
+def test_masks_may_leave_any_number_of_columns(kept):
+    layer, _, grad = given(70, 80, dropout=0.5)
+    masks = torch.zeros(layer.depth, 1, 80)
+    for turn in range(layer.depth):
+        masks[turn, 0, torch.randperm(80)[: kept[turn]]] = 2.0
+    assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
+
+
+@interpreted
+@every_kernel
+def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
+    options, products, choose_products
+):
+    choose_products(products)
     layer, masks, grad = given(70, 32, **options)
     with torch.autocast("cpu", torch.float16):
         labels, *gradients = found = solve(layer, "triton", masks, grad)
@@ -198,7 +240,22 @@ def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(optio
 
 
 @interpreted
-def test_no_labels_encode_to_nothing():
+def test_who_multiplies():
+    def function(d=16, dtype=torch.float16, locked=True, labels=4, norm=False):
+        E = torch.zeros(labels, d)
+        options = Options(0, True, False, locked, 1.0, True, False, norm)
+        return encode_labels._function(E, dtype, options, 2).__name__
+
+    assert function() == function(d=1024) == "FusedEncode"
+    assert function(locked=False) == function(norm=True) == "PointwiseEncode"
+    assert function(d=24) == function(labels=0) == "PointwiseEncode"
+    assert function(dtype=torch.bfloat16) == "PointwiseEncode"  # the interpreter cannot
+
+
+@interpreted
+@by_whom
+def test_no_labels_encode_to_nothing(products, choose_products):
+    choose_products(products)
     layer = fused(5, 16)
     rows = torch.empty(0, dtype=torch.long)
     layer.labels(rows).sum().backward()
@@ -208,7 +265,9 @@ def test_no_labels_encode_to_nothing():
 
 @interpreted
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_nan_in_one_label_stays_with_that_label(dropout):
+@by_whom
+def test_a_nan_in_one_label_stays_with_that_label(products, dropout, choose_products):
+    choose_products(products)
     layer = fused(20, 16, activation="relu", dropout=dropout)
     with torch.no_grad():
         layer.label_weight[3, 2] = torch.nan
@@ -216,7 +275,9 @@ def test_a_nan_in_one_label_stays_with_that_label(dropout):
 
 
 @interpreted
-def test_second_derivatives_and_batches_of_gradients_raise():
+@by_whom
+def test_second_derivatives_and_batches_of_gradients_raise(products, choose_products):
+    choose_products(products)
     layer = fused(4, 16)
     labels = layer.labels()
     with pytest.raises(RuntimeError, match='impl="reference"'):
@@ -237,8 +298,9 @@ def test_auto_says_what_it_takes_and_why():
 
 
 @interpreted
-@every_option
-def test_labels_are_the_same_without_gradients(options):
+@every_kernel
+def test_labels_are_the_same_without_gradients(options, products, choose_products):
+    choose_products(products)
     layer, masks, _ = given(20, 48, **options)
     layer.impl = "triton"
     for each in (None, masks):
@@ -277,8 +339,10 @@ def test_repeats_bit_by_bit(products, locked, dtype, choose_products):
 
 
 @interpreted
-@every_option
-def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options):
+@pytest.mark.usefixtures("few_programs")
+@every_kernel
+def test_fused_is_no_less_exact_than_the_loop_in_half_precision(options, products, choose_products):
+    choose_products(products)
     layer, masks, grad = given(70, 64, **options)
     assert_no_less_exact(layer, masks, grad, torch.float16)
 
@@ -297,7 +361,7 @@ def test_fused_is_no_less_exact_than_the_loop_on_a_gpu(
     assert_no_less_exact(layer, masks, grad, dtype)
 
 
-def assert_no_less_exact(layer: DeepResidual, masks: KeptBits | None, grad: Tensor, dtype) -> None:
+def assert_no_less_exact(layer: DeepResidual, masks: Masks, grad: Tensor, dtype) -> None:
     """By a factor of 1.3, and what luck and the order of sums make of it.
 
     The error of n numbers is a random number itself: of few, as a bias has, two of one kind differ
@@ -322,7 +386,7 @@ def assert_no_less_exact(layer: DeepResidual, masks: KeptBits | None, grad: Tens
     assert worse == []
 
 
-def clear_of_the_kink(exact: DeepResidual, masks: KeptBits | None, dtype: torch.dtype) -> Tensor:
+def clear_of_the_kink(exact: DeepResidual, masks: Masks, dtype: torch.dtype) -> Tensor:
     """Labels (V,) none of whose products ``dtype`` may round to the other side of 0.
 
     There relu stops a gradient, or lets it pass: a whole one, where all other errors are roundings.
@@ -351,8 +415,17 @@ def clear_of_the_kink(exact: DeepResidual, masks: KeptBits | None, dtype: torch.
 # -- recorded launches -------------------------------------------------------------------------
 
 
-def assert_replays(layer: DeepResidual, masks: KeptBits | None, grad: Tensor, times: int) -> None:
-    """Replays of an encoding and its gradients have the bits of its launch."""
+def assert_replays(
+    layer: DeepResidual,
+    masks: Masks,
+    grad: Tensor,
+    times: int,
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Replays of an encoding and its gradients have the bits of its launch.
+
+    ``before`` comes between that launch and another one, which compiles what no graph records.
+    """
     layer.impl = "triton"
     with_masks(layer, masks)
     parameters = [p for p in layer.parameters() if p is not layer.bias]
@@ -365,6 +438,8 @@ def assert_replays(layer: DeepResidual, masks: KeptBits | None, grad: Tensor, ti
     stream.wait_stream(torch.cuda.current_stream())  # which may still be writing what is given
     with torch.cuda.stream(stream):
         expected = [each.detach().clone() for each in step()]
+        before()
+        step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
@@ -377,11 +452,18 @@ def assert_replays(layer: DeepResidual, masks: KeptBits | None, grad: Tensor, ti
 
 
 @pytest.mark.gpu
-@by_whom
-def test_recorded_launches_give_the_same_bits(products, choose_products):
-    choose_products(products)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_recorded_launches_give_the_same_bits_whether_they_overlap_or_not(overlap, monkeypatch):
     layer, masks, grad = given(3000, 400, "cuda", dropout=0.6)
-    assert_replays(layer.bfloat16(), masks, grad, times=20)
+
+    def launched_apart() -> None:
+        if not overlap:
+            launch = {"OVERLAP": False, "launch_pdl": False}
+            monkeypatch.setattr(
+                "drill.kernels.label_encoder.locked.locked_encode.overlapping", lambda _: launch
+            )
+
+    assert_replays(layer.bfloat16(), masks, grad, times=20, before=launched_apart)
 
 
 class Adapter(nn.Linear):

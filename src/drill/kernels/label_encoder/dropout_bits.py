@@ -1,4 +1,4 @@
-"""Dropout of all maps of the label encoder, drawn in one pass: a bit an entry and map."""
+"""Standard dropout of all maps of the label encoder, drawn in one pass: a bit an entry and map."""
 
 import torch
 import triton

@@ -5,7 +5,8 @@
 The reference is ``layers/deep_residual.py: encode``, about ten passes over the labels per map.
 
 pointwise   one fused pass and one cuBLAS product per map, and one batched product for all dU
-chain/      all maps in one launch each way: Hopper GPUs, bfloat16
+locked/     products in Triton that skip the columns that locked masks drop
+chain/      all maps in one launch each way: Hopper GPUs, bfloat16, no dropout or standard dropout
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,23 @@ from torch import Tensor, nn
 
 from drill.errors import ArgumentError
 from drill.kernels.label_encoder.chain.chain import ChainEncode, chain_missing
-from drill.kernels.label_encoder.options import ACTIVATION_CODES, KeptBits, Options
-from drill.kernels.runtime.dispatch import Choice, compute_dtype, log_once, triton_missing
+from drill.kernels.label_encoder.options import (
+    ACTIVATION_CODES,
+    KeptBits,
+    Options,
+    drops_columns,
+)
+from drill.kernels.runtime.dispatch import (
+    INTERPRETED,
+    Choice,
+    compute_dtype,
+    log_once,
+    triton_missing,
+)
 from drill.kernels.runtime.overlap import has_started, run_overlapped
 from drill.kernels.runtime.padding import followed_by_zeros
 
-MOST_OVERLAPPED = {"ChainEncode": 2**31, "PointwiseEncode": 2**14}
+MOST_OVERLAPPED = {"ChainEncode": 2**31, "FusedEncode": 2**14, "PointwiseEncode": 2**14}
 """Most labels for which encoding concurrently with an LSTM was measured to be faster: all maps in
 one launch at 33,278 labels, one after the other at 10,000."""
 
@@ -43,7 +55,7 @@ class LabelMap(Protocol):
     def drops(self) -> bool: ...
     @property
     def unfusable_reason(self) -> str | None: ...
-    def draw_masks(self, X: Tensor, depth: int) -> KeptBits | None: ...
+    def draw_masks(self, X: Tensor, depth: int) -> "Tensor | KeptBits | None": ...
 
 
 class Built(TypedDict):
@@ -163,7 +175,7 @@ def encode_labels(
     embedding: Tensor,  # (V, d)
     weights: Sequence[Tensor],  # depth x (d, d), as nn.Linear holds them
     biases: Sequence[Tensor] | None,  # depth x (d,)
-    masks: KeptBits | None,
+    masks: Tensor | KeptBits | None,  # (depth, 1, d), scaled; or bits
     *,
     activation: str,
     dropout_at: str,
@@ -179,7 +191,8 @@ def encode_labels(
         embedding: (V, d).
         weights: of each map, (d, d), as of ``nn.Linear``.
         biases: of each map, (d,); or None.
-        masks: dropout; None for none.
+        masks: dropout: scaled masks (depth, 1, d), shared by all labels; bits of every label; or
+            None.
         activation: of the maps, as of ``DeepResidual``.
         dropout_at: where masks apply, as of ``DeepResidual``.
         residual: add E after every map.
@@ -189,23 +202,21 @@ def encode_labels(
     Returns:
         (V, d), in the dtype of the products, which autocast may narrow.
     """
-    bits = None if masks is None else masks.bits
+    given: Tensor | None
+    if isinstance(masks, KeptBits):
+        given, scale, locked = masks.bits, masks.scale, False
+    else:
+        assert masks is None or masks.shape[1] == 1, "masks of single labels are KeptBits"
+        given, scale, locked = masks, 1.0, True
     options = _options(
-        activation,
-        dropout_at,
-        residual,
-        residual_between,
-        norm,
-        drops=masks is not None,
-        locked=bits is not None and bits.shape[1] == 1,
-        scale=1.0 if masks is None else masks.scale,
+        activation, dropout_at, residual, residual_between, norm, masks is not None, locked, scale
     )
     dtype = compute_dtype(embedding)
     parameters = (*weights, *(biases or ()))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
     with torch.cuda.device_of(embedding):  # where Triton launches
         encoded = _function(embedding, dtype, options, len(weights)).apply(
-            embedding, bits, dtype, options, len(weights), keep, *parameters
+            embedding, given, dtype, options, len(weights), keep, *parameters
         )
     return followed_by_zeros(cast(Tensor, encoded))
 
@@ -230,7 +241,7 @@ def _options(
         ACTIVATION_CODES[activation],
         mask_in=drops and dropout_at == "input",
         mask_out=drops and dropout_at == "output",
-        locked=drops and locked,
+        locked=locked or not drops,
         scale=scale,
         residual=residual,
         between=residual_between,
@@ -241,10 +252,20 @@ def _options(
 def _function(
     embedding: Tensor, dtype: torch.dtype, options: Options, depth: int
 ) -> type[torch.autograd.Function]:
-    """The kernels for these labels: one launch each way where they can, else one after the other.
+    """The kernels for these labels: Triton's products where locked masks make maps narrow.
 
-    At WikiText-2's size, with gradients, 0.43 and 0.79 ms.
+    Full maps take one launch each way where they can, and cuBLAS's products with passes between
+    elsewhere. At WikiText-2's size, with gradients, 0.43 and 0.79 ms; Triton's products were slower
+    than either.
     """
+    V, d = embedding.shape
+    # Triton's interpreter multiplies float32, but takes the bits of bfloat16 for integers.
+    dtypes = (torch.float16, torch.float32 if INTERPRETED else torch.bfloat16)
+    fits = dtype in dtypes and V > 0 and d % 16 == 0  # aligned rows
+    if drops_columns(options) and fits:
+        from drill.kernels.label_encoder.locked.locked_encode import FusedEncode
+
+        return FusedEncode
     missing = chain_missing(embedding, dtype, options, depth)
     if missing is None:
         return ChainEncode

@@ -1,4 +1,4 @@
-"""The settings of the label encoder as its kernels take them, and its dropout as bits."""
+"""The settings of the label encoder as its kernels take them, and standard dropout as bits."""
 
 from typing import NamedTuple
 
@@ -15,25 +15,34 @@ class Options(NamedTuple):
     activation: int
     mask_in: bool
     mask_out: bool
-    locked: bool  # all labels share a row of ``KeptBits``
-    scale: float  # of what they keep
+    locked: bool  # masks (L, 1, d); otherwise ``KeptBits``
+    scale: float  # of what bits keep; locked masks are scaled themselves
     residual: bool
     between: bool
     norm: bool = False  # of what each map reads, by its root mean square
 
 
+def drops_columns(options: Options) -> bool:
+    """Whether the masks drop whole columns of the labels, so that none of them need be computed.
+
+    Not with residuals between maps or with a norm: what one map does not read is still part of the
+    result, or of the norm.
+    """
+    return options.mask_in and options.locked and not (options.between or options.norm)
+
+
 DRAWS = 2**16
-"""Random numbers have 16 bits, so dropout is rounded to a multiple of 1/DRAWS, and other
+"""Random numbers have 16 bits, so standard dropout is rounded to a multiple of 1/DRAWS, and other
 entries are scaled by the rounded probability."""
 
 
 class KeptBits(NamedTuple):
-    """Dropout of all maps, one bit per entry and map instead of a float.
+    """Standard dropout of all maps, one bit per entry and map instead of a float.
 
     Bit j % 8 of byte j // 8 is set where a map keeps column j of a label, which is then scaled.
     """
 
-    bits: Tensor  # (depth, V, ceil(d / 8)), uint8; locked dropout has one row for all labels
+    bits: Tensor  # (depth, V, ceil(d / 8)), uint8
     width: int  # d
     dropped: int  # of DRAWS random numbers
 
@@ -41,14 +50,14 @@ class KeptBits(NamedTuple):
     def scale(self) -> float:
         return DRAWS / (DRAWS - self.dropped)
 
-    def masks(self) -> Tensor:  # (depth, V or 1, d), float32
+    def masks(self) -> Tensor:  # (depth, V, d), float32
         """The same as float masks, for the reference."""
         shifts = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
         kept = (self.bits[..., None] >> shifts & 1).flatten(2)[..., : self.width]
         return kept.float() * self.scale
 
 
-def draw_kept_bits(embedding: Tensor, depth: int, dropout: float, locked: bool = False) -> KeptBits:
+def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
     """New bits for labels (V, d); needs Triton."""
     from drill.kernels.label_encoder.dropout_bits import draw
 
@@ -56,4 +65,4 @@ def draw_kept_bits(embedding: Tensor, depth: int, dropout: float, locked: bool =
     seed = torch.randint(2**62, (1,), device=embedding.device)
     V, d = embedding.shape
     dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1: something is kept
-    return KeptBits(draw(1 if locked else V, d, depth, dropped, seed), d, dropped)
+    return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)

@@ -1,4 +1,4 @@
-"""What the Triton encoder does to a tile of labels between two products."""
+"""What both Triton encoders do to a tile of labels between two products."""
 
 import triton
 import triton.language as tl
@@ -61,12 +61,13 @@ def masks_of_maps(masks: Tensor | None, depth: int) -> tuple[Tensor | None, ...]
 def mask_at(masks, row, column, inside, width, scale, LOCKED: tl.constexpr):
     """Mask of a map over a tile; ``masks`` is what ``masks_of_maps`` has for it."""
     if LOCKED:  # one row for all labels
-        bits = tl.load(masks + column // 8, mask=column < width, other=0)[None, :]
+        mask = tl.load(masks + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     else:
         line = row.to(tl.int64) * tl.cdiv(width, 8)
         bits = tl.load(masks + line[:, None] + (column // 8)[None, :], mask=inside, other=0)
-    kept = (bits.to(tl.int32) >> (column % 8)[None, :]) & 1
-    return tl.where(kept != 0, scale, 0.0)
+        kept = (bits.to(tl.int32) >> (column % 8)[None, :]) & 1
+        mask = tl.where(kept != 0, scale, 0.0)
+    return mask
 
 
 @triton.jit

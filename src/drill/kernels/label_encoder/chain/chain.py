@@ -102,6 +102,8 @@ def chain_missing(
         )
     if options.between or options.norm:
         return "it knows no residuals between maps and no norm"
+    if options.locked and (options.mask_in or options.mask_out):
+        return "it knows no locked masks"
     shape = _shape(embedding, options, depth)
     try:
         # All now: no launch can be recorded while one compiles.
@@ -155,7 +157,7 @@ class ChainEncode(torch.autograd.Function):
         shape = _shape(E, options, depth)
         weights, biases = parameters[:depth], parameters[depth:]
         U, U_back, b = prepared(weights, biases, shape, keep)
-        bits = E.new_empty(0) if masks is None else masks.expand(depth, V, -1).contiguous()
+        bits = E.new_empty(0) if masks is None else masks.contiguous()
         planes = depth if keep else 0  # what has no entries is a null pointer to the kernel
         X = planes_for_sums(E, planes, V, d + EXTRA)
         kept = _kept(E, shape, planes)

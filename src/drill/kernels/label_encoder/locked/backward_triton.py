@@ -1,0 +1,301 @@
+"""Kernels of ``locked_encode``, backward; shapes as in ``gather_columns``."""
+
+import triton
+import triton.language as tl
+
+from drill.kernels.label_encoder.locked.forward_triton import halves_of
+from drill.kernels.label_encoder.locked.gather_columns import begin, filled_up
+from drill.kernels.label_encoder.pointwise_triton import slope
+
+
+@triton.jit
+def start_gradient(
+    dY,  # (V, d)
+    P,  # (V, d) of the last map
+    dP,  # (rows, d) written
+    sums,  # (row blocks, d) sums of dP, written
+    labels,
+    rows,
+    width,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Gradient of the last map's product from that of the labels."""
+    begin(OVERLAP)
+    tiles = tl.cdiv(width, COLUMNS)
+    row_block = tl.program_id(0) // tiles
+    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    row = row_block * ROWS + tl.arange(0, ROWS)
+    inside = (row < labels)[:, None] & (column < width)[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    g = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
+    g *= slope(tl.load(P + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+    room = (row < rows)[:, None] & (column < width)[None, :]
+    tl.store(dP + at, g.to(dP.dtype.element_ty), mask=room)
+    if HAS_BIAS:
+        block = sums + row_block.to(tl.int64) * width
+        tl.store(block + column, tl.sum(g, 0), mask=column < width)
+
+
+@triton.jit
+def map_gradient(
+    dP,  # (rows, d) of this map
+    U,  # (d, d)
+    mask_in,  # (d,) of this map, in the order of its input
+    P_below,  # (V, d)
+    X,  # (rows, d) what this map multiplied
+    dX,  # (V, d) gradient of what this map reads, written
+    dP_below,  # (rows, d) written
+    sums,  # (row blocks, d) sums of dP_below, written
+    partial,  # (splits, d, d) float32: dP^T X of this map, in parts, written
+    count,
+    labels,
+    rows,
+    width,
+    splits,
+    labels_per_split,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
+    HAS_BELOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+    SUM_ROWS: tl.constexpr,
+    SUM_COLUMNS: tl.constexpr,
+    SUM_INNER: tl.constexpr,
+    SUM_STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The two products with dP: past the mask and the activation below, and that with X.
+
+    Neither fills the machine, so the programs of both stand side by side in one launch, first those
+    of the sum over labels, which take longer. Those beyond what is read end at once.
+    """
+    begin(OVERLAP)
+    n = tl.load(count)
+    m = filled_up(tl.load(count + 1))
+    across = tl.cdiv(n, SUM_COLUMNS)
+    summing = tl.cdiv(m, SUM_ROWS) * across * splits
+    program = tl.program_id(0)
+    if program < summing:
+        tile = program // splits
+        _sum_over_labels(
+            dP,
+            X,
+            partial,
+            tile // across * SUM_ROWS,
+            tile % across * SUM_COLUMNS,
+            program % splits,
+            m,
+            filled_up(n),
+            labels,
+            width,
+            labels_per_split,
+            SUM_ROWS,
+            SUM_COLUMNS,
+            SUM_INNER,
+            SUM_STAGES,
+        )
+    else:
+        tiles = tl.maximum(tl.cdiv(n, COLUMNS), 1)
+        block = (program - summing) // tiles
+        if block * ROWS < rows:
+            _gradient_of_inputs(
+                dP,
+                U,
+                mask_in,
+                P_below,
+                dX,
+                dP_below,
+                sums,
+                block,
+                (program - summing) % tiles * COLUMNS,
+                n,
+                m,
+                labels,
+                rows,
+                width,
+                ACTIVATION,
+                HAS_BIAS,
+                KEEP,
+                HAS_BELOW,
+                ROWS,
+                COLUMNS,
+                INNER,
+                STAGES,
+            )
+
+
+@triton.jit
+def _gradient_of_inputs(
+    dP,
+    U,
+    mask_in,
+    P_below,
+    dX,
+    dP_below,
+    sums,
+    row_block,
+    first,
+    n,
+    m,
+    labels,
+    rows,
+    width,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
+    HAS_BELOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dP U, past the mask and the activation below: the gradient of the product below."""
+    position = first + tl.arange(0, COLUMNS)
+    left = first + tl.arange(0, COLUMNS // 2)
+    right = left + COLUMNS // 2
+    row = row_block * ROWS + tl.arange(0, ROWS)
+    own = row < labels
+    filled = filled_up(n)
+    # On their way from memory while the product is computed.
+    P_left = _product_below(P_below, row, left, own, filled, width, HAS_BELOW)
+    P_right = _product_below(P_below, row, right, own, filled, width, HAS_BELOW)
+    k = tl.arange(0, INNER)
+    P_at = dP + row.to(tl.int64)[:, None] * width + k[None, :]
+    U_at = U + k[:, None] * width + position[None, :]
+    g = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in tl.range(0, m, INNER, num_stages=STAGES):
+        valid = k < m - start
+        p = tl.load(P_at, mask=own[:, None] & valid[None, :], other=0.0)
+        u = tl.load(U_at, mask=valid[:, None] & (position < filled)[None, :], other=0.0)
+        g = tl.dot(p, u, g, input_precision="ieee")
+        P_at += INNER
+        U_at += INNER * width
+    g_left, g_right = halves_of(g)
+    block_sums = sums
+    if HAS_BELOW and HAS_BIAS:
+        block_sums = sums + row_block.to(tl.int64) * width
+    _end_of_gradient(
+        g_left,
+        mask_in,
+        P_left,
+        dX,
+        dP_below,
+        block_sums,
+        row,
+        left,
+        filled,
+        labels,
+        rows,
+        width,
+        ACTIVATION,
+        HAS_BIAS,
+        KEEP,
+        HAS_BELOW,
+    )
+    _end_of_gradient(
+        g_right,
+        mask_in,
+        P_right,
+        dX,
+        dP_below,
+        block_sums,
+        row,
+        right,
+        filled,
+        labels,
+        rows,
+        width,
+        ACTIVATION,
+        HAS_BIAS,
+        KEEP,
+        HAS_BELOW,
+    )
+
+
+@triton.jit
+def _product_below(P_below, row, position, own, filled, width, HAS_BELOW: tl.constexpr):
+    p = tl.zeros((row.shape[0], position.shape[0]), tl.float32)
+    if HAS_BELOW:
+        at = row.to(tl.int64)[:, None] * width + position[None, :]
+        p = tl.load(P_below + at, mask=own[:, None] & (position < filled)[None, :], other=0.0)
+    return p
+
+
+@triton.jit
+def _end_of_gradient(
+    g,
+    mask_in,
+    p,
+    dX,
+    dP_below,
+    sums,
+    row,
+    position,
+    filled,
+    labels,
+    rows,
+    width,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
+    HAS_BELOW: tl.constexpr,
+):
+    """All of ``_gradient_of_inputs`` that follows its product."""
+    at = row.to(tl.int64)[:, None] * width + position[None, :]
+    computed = (position < filled)[None, :]
+    g *= tl.load(mask_in + position, mask=position < filled, other=0.0)[None, :]
+    if KEEP:
+        tl.store(dX + at, g.to(dX.dtype.element_ty), mask=(row < labels)[:, None] & computed)
+    if HAS_BELOW:
+        g *= slope(p.to(tl.float32), ACTIVATION)
+        room = (row < rows)[:, None] & computed
+        tl.store(dP_below + at, g.to(dP_below.dtype.element_ty), mask=room)
+        if HAS_BIAS:
+            tl.store(sums + position, tl.sum(g, 0), mask=position < filled)
+
+
+@triton.jit
+def _sum_over_labels(
+    dP,
+    X,
+    partial,
+    first_row,
+    first_column,
+    split,
+    m,
+    n,
+    labels,
+    width,
+    labels_per_split,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """A tile of dP^T X over one split of the labels."""
+    row = first_row + tl.arange(0, ROWS)
+    column = first_column + tl.arange(0, COLUMNS)
+    start = split * labels_per_split
+    stop = tl.minimum(labels, start + labels_per_split)
+    k = tl.arange(0, INNER)
+    line = (start + k).to(tl.int64) * width
+    P_at = dP + line[None, :] + row[:, None]
+    X_at = X + line[:, None] + column[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for label in tl.range(start, stop, INNER, num_stages=STAGES):
+        valid = k < stop - label
+        p = tl.load(P_at, mask=(row < m)[:, None] & valid[None, :], other=0.0)
+        x = tl.load(X_at, mask=valid[:, None] & (column < n)[None, :], other=0.0)
+        total = tl.dot(p, x, total, input_precision="ieee")
+        P_at += INNER * width
+        X_at += INNER * width
+    at = partial + split.to(tl.int64) * width * width
+    at += row[:, None] * width + column[None, :]
+    tl.store(at, total, mask=(row < m)[:, None] & (column < n)[None, :])

@@ -1,0 +1,155 @@
+"""Kernel of ``locked_encode``, forward; shapes as in ``gather_columns``."""
+
+import triton
+import triton.language as tl
+
+from drill.kernels.label_encoder.locked.gather_columns import begin, filled_up
+from drill.kernels.label_encoder.pointwise_triton import activate
+
+
+@triton.jit
+def map_labels(
+    X,  # (V, d) what this map multiplies
+    U,  # (d, d)
+    b,  # (d,) in the order of the result
+    E,  # (V, d)
+    mask_next,  # (d,) on the input of the next map, in its order
+    P,  # (V, d) the product with its bias, written for backward
+    X_next,  # (rows, d) what the next map multiplies, written; holds what is added to it
+    Y,  # (rows, d) the labels, written by the last map
+    count,
+    labels,
+    rows,
+    width,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """act(X U^T + b) with its residual, dropped for the next map; of the last map all columns.
+
+    Only the device knows how many programs that takes. The last of them find nothing to do.
+    """
+    begin(OVERLAP)
+    n = filled_up(tl.load(count))
+    m = width
+    if HAS_NEXT:
+        m = tl.load(count + 1)
+    tiles = tl.maximum(tl.cdiv(m, COLUMNS), 1)
+    first_row = tl.program_id(0) // tiles * ROWS
+    if first_row >= rows:
+        return
+    row = first_row + tl.arange(0, ROWS)
+    first = tl.program_id(0) % tiles * COLUMNS
+    position = first + tl.arange(0, COLUMNS)
+    left = first + tl.arange(0, COLUMNS // 2)
+    right = left + COLUMNS // 2
+    own = row < labels
+    filled = filled_up(m)
+    # On their way from memory while the product is computed.
+    before = X_next if HAS_NEXT else E
+    added_left = _residual(before, row, left, own, filled, width, RESIDUAL)
+    added_right = _residual(before, row, right, own, filled, width, RESIDUAL)
+    p = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if HAS_BIAS:
+        p += tl.load(b + position, mask=position < filled, other=0.0)[None, :]
+    k = tl.arange(0, INNER)
+    X_at = X + row.to(tl.int64)[:, None] * width + k[None, :]
+    U_at = U + position[None, :] * width + k[:, None]
+    for start in tl.range(0, n, INNER, num_stages=STAGES):
+        valid = k < n - start
+        x = tl.load(X_at, mask=own[:, None] & valid[None, :], other=0.0)
+        u = tl.load(U_at, mask=valid[:, None] & (position < filled)[None, :], other=0.0)
+        p = tl.dot(x, u, p, input_precision="ieee")
+        X_at += INNER
+        U_at += INNER
+    p_left, p_right = halves_of(p)
+    to = X_next if HAS_NEXT else Y
+    _end_of_map(
+        p_left,
+        added_left,
+        mask_next,
+        P,
+        to,
+        row,
+        left,
+        filled,
+        labels,
+        rows,
+        width,
+        ACTIVATION,
+        KEEP,
+        HAS_NEXT,
+    )
+    _end_of_map(
+        p_right,
+        added_right,
+        mask_next,
+        P,
+        to,
+        row,
+        right,
+        filled,
+        labels,
+        rows,
+        width,
+        ACTIVATION,
+        KEEP,
+        HAS_NEXT,
+    )
+
+
+@triton.jit
+def halves_of(tile):
+    """Left and right columns of a tile: what follows a product is done for one after the other.
+
+    At once it would take twice the registers, and half as many programs would run side by side.
+    """
+    HALF: tl.constexpr = tile.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, HALF)), (0, 2, 1)))
+
+
+@triton.jit
+def _residual(before, row, position, own, filled, width, RESIDUAL: tl.constexpr):
+    added = tl.zeros((row.shape[0], position.shape[0]), tl.float32)
+    if RESIDUAL:
+        at = row.to(tl.int64)[:, None] * width + position[None, :]
+        added = tl.load(before + at, mask=own[:, None] & (position < filled)[None, :], other=0.0)
+    return added
+
+
+@triton.jit
+def _end_of_map(
+    p,
+    added,
+    mask_next,
+    P,
+    to,
+    row,
+    position,
+    filled,
+    labels,
+    rows,
+    width,
+    ACTIVATION: tl.constexpr,
+    KEEP: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
+):
+    """All of ``map_labels`` that follows its product."""
+    own = (row < labels)[:, None]
+    at = row.to(tl.int64)[:, None] * width + position[None, :]
+    computed = (position < filled)[None, :]
+    if KEEP:
+        tl.store(P + at, p.to(P.dtype.element_ty), mask=own & computed)
+    y = activate(p, ACTIVATION) + added.to(tl.float32)
+    if HAS_NEXT:
+        y *= tl.load(mask_next + position, mask=position < filled, other=0.0)[None, :]
+    # The rows behind the labels are zeros: the loss and the sum over labels read them too.
+    y = tl.where(own, y, 0.0)
+    tl.store(to + at, y.to(to.dtype.element_ty), mask=(row < rows)[:, None] & computed)
