@@ -63,8 +63,9 @@ def test_gradients_for_replays_are_those_of_a_step(layer, count):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_replayed_training_is_launched_training(tmp_path, precision):
+@pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-5), ("bfloat16", 5e-3)])
+def test_replayed_training_is_launched_training(tmp_path, precision, limit):
+    """On an H200 the same bits in float32, and 0.1% apart in bfloat16, whose losses are 1% off."""
     for name, cuda_graphs in (("replayed", True), ("launched", False)):
         model = small_translator("deep-residual").cuda()
         options = {
@@ -76,7 +77,7 @@ def test_replayed_training_is_launched_training(tmp_path, precision):
         small_training(tmp_path / name, model=model, **options)
     ours, theirs = (rows(tmp_path / name) for name in ("replayed", "launched"))
     for a, b in zip(ours, theirs, strict=True):
-        assert a["valid_loss"] == pytest.approx(b["valid_loss"], rel=1e-3)
+        assert a["valid_loss"] == pytest.approx(b["valid_loss"], rel=limit)
 
 
 @pytest.mark.parametrize("layer", ["deep-residual", "mixture", "adaptive"])
