@@ -1,4 +1,7 @@
-"""What a table shows of the rows of a benchmark, on the screen and on a page."""
+"""How rows of a benchmark become columns of a table.
+
+"x A" is a time as a multiple of A's, "speed / A" the inverse of it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,7 +33,7 @@ def ratio(base: str, key: str = "ms_median") -> Cell:
 
 
 def speed(base: str) -> Cell:
-    """How many times as fast as ``base``."""
+    """How many times as fast as ``base``: its time over the row's."""
     return lambda row, rows: ratio(row["name"])(rows.get(base, {}), rows)
 
 
@@ -59,7 +62,7 @@ def times(base: str, name: str) -> dict[str, Cell]:
 COLUMNS: dict[str, dict[str, Cell]] = {
     "layers": {
         **times("tied", "tied"),
-        "graph ms over tied": difference("tied", "ms_graph_median"),
+        "graph ms - tied": difference("tied", "ms_graph_median"),
         **WORKING,
     },
     "loss": {
@@ -94,22 +97,22 @@ COLUMNS: dict[str, dict[str, Cell]] = {
         "ms": MS,
         "target tokens/s": number("target_tokens_per_second", ",.0f"),
         "sentences/s": number("sentences_per_second", ",.0f"),
-        "x MarianMT": speed("MarianMT"),
+        "speed / MarianMT": speed("MarianMT"),
         "peak MiB": mib("peak_extra_bytes"),
     },
     "gpt": {
         "ms": MS,
         "tokens/s": number("tokens_per_second", ",.0f"),
-        "x compiled loop": speed("transformers, compiled loop"),
-        "ms over tied": ratio("drill tied"),
+        "speed / compiled loop": speed("transformers, compiled loop"),
+        "x tied": ratio("drill tied"),
         "peak MiB": mib("peak_extra_bytes"),
-        "peak over compiled loop": ratio("transformers, compiled loop", "peak_extra_bytes"),
+        "peak / compiled loop": ratio("transformers, compiled loop", "peak_extra_bytes"),
     },
     "epoch": {
-        "seconds": number("seconds_median", ".2f"),
-        "of the first epoch": number("first_seconds", ".2f"),
-        "of gradient statistics": number("statistics_seconds", ".1f"),
-        "of dynamic evaluation, these included": number("dynamic_seconds", ".1f"),
+        "epoch, s": number("seconds_median", ".2f"),
+        "first epoch, s": number("first_seconds", ".2f"),
+        "gradient statistics, s": number("statistics_seconds", ".1f"),
+        "dynamic evaluation with them, s": number("dynamic_seconds", ".1f"),
     },
 }
 

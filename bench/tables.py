@@ -46,12 +46,14 @@ QUESTIONS = {
 # -- all results ----------------------------------------------------------------------------------
 
 
-def results_page(rows: Sequence[Row], runs: Sequence[report.Row] = ()) -> Iterator[str]:
+def results_page(
+    heading: str, rows: Sequence[Row], runs: Sequence[report.Row] = ()
+) -> Iterator[str]:
     """Every row of the benchmarks, and the translators of ``runs``."""
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
     commits = sorted({row["commit"] for row in rows})
     made = f"what {'benchmarks and runs' if runs else 'the benchmarks'} wrote, not by hand."
-    yield from ("# Measured", "", f"Made by `python bench/tables.py` from {made}")
+    yield from (f"# {heading}", "", f"Made by `python bench/tables.py` from {made}")
     how = "How it is measured: [bench/README.md](../bench/README.md)."
     yield f"{'; '.join(machines)}, commit {' and '.join(commits)}. {how}"
     for benchmark, question in QUESTIONS.items():
@@ -402,8 +404,10 @@ def pages() -> dict[Path, str]:
 
     times = ledger.recipe_times(runs, rows)
     found = {
-        "docs/results.md": "\n".join([*results_page(rows, runs), ""]),
-        "docs/results-cpu.md": "\n".join([*results_page(read_rows("cpu.jsonl")), ""]),
+        "docs/results.md": "\n".join([*results_page("Results on an H200", rows, runs), ""]),
+        "docs/results-cpu.md": "\n".join(
+            [*results_page("Results on a CPU", read_rows("cpu.jsonl")), ""]
+        ),
         "src/drill/recipes/measured.json": json.dumps(times, indent=2) + "\n",
     }
     for page in ("README.md", "docs/figures.md"):

@@ -11,7 +11,7 @@ from drill.report import read
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-MAP = (ROOT / "docs/source.md").read_text().split("\n\n", 2)[2]  # below what links to it
+MAP = (ROOT / "docs/architecture.md").read_text().split("\n\n", 2)[2]  # below what links to it
 
 
 def test_every_file_on_the_map_is_there():
@@ -41,7 +41,7 @@ def test_it_is_short():
     assert len(README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/figures.md", "docs/source.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/figures.md", "docs/architecture.md"])
 def test_links_lead_somewhere(name):
     page = ROOT / name
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)", page.read_text())

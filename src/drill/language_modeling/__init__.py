@@ -1,4 +1,15 @@
-"""Language models over AWD-LSTM, RHN or GPT: train, evaluate, adapt, generate."""
+"""Language models over AWD-LSTM, RHN or GPT: train, evaluate, adapt, generate.
+
+run          train in a run folder, and load it again
+build        settings -> model and text
+train        the task for the training loop: its step, validation and test
+step         the training step, launched or replayed as CUDA graphs
+untie        shared labels first, then a matrix of its own
+evaluation/  perplexity, dynamic evaluation, cache pointer, loss by frequency, calibration
+scoring      log-probabilities of single lines
+generation   samples
+new_words    new labels for a trained model
+"""
 
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.evaluation.calibration import Calibration, calibration

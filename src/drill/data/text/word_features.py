@@ -1,6 +1,7 @@
 """Features of words, from which label vectors are made: n-grams of characters, words of a gloss.
 
-E' = A C        A (V, F): which features a word has; C (F, d): their vectors, trained
+E' = A C        E' (V, d): label vectors; A (V, F): which features a word has; C (F, d): their
+                vectors, trained
 """
 
 import re
@@ -12,8 +13,8 @@ from drill.data.text.vocabulary import Vocabulary
 
 CHARACTERS, GLOSS, WORD = "characters", "gloss", "word"
 NGRAMS = (3, 4)  # lengths, the marks < and > for the ends of the word included
-COMMON = 20  # a word that more than 1 in 20 glosses have says nothing
-LEAST_COMMON = 20  # whatever the number of words
+GLOSS_SHARE = 20  # a word that more than 1 in 20 glosses have says nothing,
+FEW_GLOSSES = 20  # unless these are at most 20
 
 Source = Literal["table", "characters", "gloss", "characters+gloss"]
 Feature = tuple[str, str]  # its kind, and what it is
@@ -23,12 +24,13 @@ class WordFeatures:
     """Ids of the features of words.
 
     The features are those of words that training has seen. One that a single word has says nothing
-    about others: it counts only if it is the whole word, of one or two letters. Words that many
-    glosses have (of, the) do not count either. A word without any has itself as a feature.
+    about others: it is kept only if it is the whole word, of one or two letters. Words that many
+    glosses have (of, the) are not kept either, unless they are endings of an inflected form ("+s",
+    see ``wordnet.py``). A word without any has itself as a feature.
 
     Args:
         vocabulary: the words, with descriptions for glosses.
-        source: which features; "table" stands for none, a plain embedding.
+        source: which features; with "table" every word has itself alone, as in an embedding.
         free_row: every word also has itself as a feature, so a vector of its own.
     """
 
@@ -38,12 +40,12 @@ class WordFeatures:
         self.kinds = (*source.split("+"), *([WORD] if free_row else []))
         seen = [w for w, n in zip(vocabulary.words, vocabulary.counts, strict=True) if n > 0]
         bags = {word: list(self._bags(word, vocabulary.descriptions)) for word in seen}
-        words_with = Counter(each for own in bags.values() for bag in own for each in bag)
-        most = max(LEAST_COMMON, len(seen) // COMMON)
-        found = [each for each, words in words_with.items() if self._counts(each, words, most)]
-        self.ids = {each: index for index, each in enumerate(found)}
-        for word, own in bags.items():
-            if not any(map(self._known, own)):
+        words_with = Counter(each for by_kind in bags.values() for bag in by_kind for each in bag)
+        most = max(FEW_GLOSSES, len(seen) // GLOSS_SHARE)
+        kept = [each for each, words in words_with.items() if self._is_kept(each, words, most)]
+        self.ids = {each: index for index, each in enumerate(kept)}
+        for word, by_kind in bags.items():
+            if not any(map(self._known, by_kind)):
                 self.ids[WORD, word] = len(self.ids)
 
     def __len__(self) -> int:
@@ -59,16 +61,16 @@ class WordFeatures:
     def _bags(self, word: str, descriptions: Mapping[str, str]) -> Iterator[list[Feature]]:
         """The features of each kind, each once; the word itself is always the last one."""
         for kind in self.kinds:
-            found: list[str] = []
+            texts: list[str] = []
             if kind == CHARACTERS:
-                found = ngrams(word)
+                texts = ngrams(word)
             elif kind == GLOSS:
-                found = re.findall(r"\+?\w+", descriptions.get(word, "").lower())
-            own = [(WORD, word)] if kind == self.kinds[-1] else []
-            yield [*dict.fromkeys((kind, each) for each in found), *own]
+                texts = re.findall(r"\+?\w+", descriptions.get(word, "").lower())
+            itself = [(WORD, word)] if kind == self.kinds[-1] else []
+            yield [*dict.fromkeys((kind, each) for each in texts), *itself]
 
-    def _counts(self, feature: Feature, words: int, most: int) -> bool:
-        """Whether a feature that so many words have is one."""
+    def _is_kept(self, feature: Feature, words: int, most: int) -> bool:
+        """Whether a feature that so many words have is kept; glosses' may have ``most`` words."""
         kind, text = feature
         if kind == WORD:
             return WORD in self.kinds

@@ -1,4 +1,4 @@
-"""``masked_tanh`` as Triton kernels. Imported only when asked for."""
+"""``masked_tanh`` as Triton kernels. Imported on first use."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from drill.kernels.runtime.triton_math import tanh
 
 BLOCK, STEPS = 1024, 4
-"""Of a program; the steps share what it reads of the mask."""
+"""A program reads BLOCK entries of the mask once and applies them to STEPS rows of x."""
 _WARPS = 4
 
 
@@ -32,13 +32,13 @@ def _backward(grad, y, mask, dx, steps, size, BLOCK: tl.constexpr, STEPS: tl.con
     inside = at < size
     m = tl.load(mask + at, mask=inside, other=0.0)
     kept = m > 0
-    shrink = 1.0 / tl.where(kept, m, 1.0)
+    inverse = 1.0 / tl.where(kept, m, 1.0)
     first = tl.program_id(1).to(tl.int64) * STEPS
     for step in range(first, tl.minimum(steps, first + STEPS)):
         offset = step * size + at
         g = tl.load(grad + offset, mask=inside, other=0.0).to(tl.float32)
-        t = tl.load(y + offset, mask=inside, other=0.0).to(tl.float32)
-        d = m - tl.where(kept, t * t * shrink, t)  # what was dropped is 0, or NaN as it came
+        value = tl.load(y + offset, mask=inside, other=0.0).to(tl.float32)
+        d = m - tl.where(kept, value * value * inverse, value)  # dropped: y is 0, or NaN if x was
         tl.store(dx + offset, (g * d).to(dx.dtype.element_ty), mask=inside)
 
 

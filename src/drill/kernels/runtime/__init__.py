@@ -9,5 +9,6 @@ nvrtc          CUDA C++ compiled at first use, cached on disk, launched
 hopper         what kernels for compute capability 9 need
 streams        a second and a third CUDA stream
 overlap        the label encoder runs while an LSTM does
+stalls         an error where a kernel gave up waiting for another block
 triton_math    tanh for Triton
 """

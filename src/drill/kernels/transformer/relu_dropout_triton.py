@@ -1,4 +1,4 @@
-"""``relu_dropout`` as Triton kernels. Imported only when asked for."""
+"""``relu_dropout`` as Triton kernels. Imported on first use."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from drill.kernels.transformer.row_tiles import column_sums, kept
 
 ROWS, COLUMNS = 16, 128  # of a tile
-TILES = 8  # of a program of the backward pass, which sums over their rows
+TILES = 8  # of rows that a program of the backward pass sums before it writes to ``parts``
 _WARPS = 4
 
 

@@ -1,4 +1,4 @@
-"""``residual_norm`` as Triton kernels. Imported only when asked for.
+"""``residual_norm`` as Triton kernels. Imported on first use.
 
 Rows are taken a tile at a time, a row whole: its mean and variance need no second pass. All
 arithmetic is in float32.
@@ -16,7 +16,7 @@ from drill.kernels.transformer.row_tiles import column_sums, kept
 
 ENTRIES = 2048  # of a tile
 MOST_ROWS = 16  # of a tile, where rows are short
-TILES = 4  # of a program of the backward pass, which sums over their rows
+TILES = 4  # of rows that a program of the backward pass sums before it writes to ``parts``
 ENTRIES_OF_A_WARP = 1024  # more warps wait longer for one another at every sum of a row
 
 

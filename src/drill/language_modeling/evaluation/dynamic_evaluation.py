@@ -1,9 +1,9 @@
 """Dynamic evaluation (Krause, Kahembwe, Murray & Renals, ICML 2018): adapt to the text being read.
 
-    theta <- theta + decay * rate * (theta0 - theta) - lr * grad / (MS + eps)
+    theta <- theta + decay * rate * (theta0 - theta) - lr * grad / (RMS + eps)
 
 after each segment, once its loss is counted: no token is predicted by weights that have seen it.
-MS, the root mean square of a gradient, and rate are statistics of the training text
+RMS, the root mean square of a gradient, and rate are statistics of the training text
 (``gradient_statistics.py``).
 """
 
@@ -32,8 +32,8 @@ from drill.training.precision import current_precision
 
 LRS = (3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 10e-5)
 DECAYS = (1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
-"""The grid AWD-LSTM was tuned with, for steps every 5 tokens, and 1e-2: short trainings on Penn
-Treebank chose 5e-3."""
+"""The grid that AWD-LSTM was tuned with, for segments of 5 tokens; and 1e-2, because short runs on
+Penn Treebank chose its largest decay."""
 
 SEGMENTS_PER_CHECK = 200  # segments between two checks for NaN, which wait for the device
 
@@ -79,21 +79,21 @@ def dynamic_perplexity(
     parameters = list(named.values())
     start = [p.detach().clone() for p in parameters]
     rates = statistics.rates(decay)
-    pull = [rates[name].to(p.device).mul(decay) for name, p in named.items()]
-    step = [lr / (statistics.roots[name].to(p.device) + eps) for name, p in named.items()]
+    decay_of_weights = [rates[name].to(p.device).mul(decay) for name, p in named.items()]
+    lr_of_weights = [lr / (statistics.roots[name].to(p.device) + eps) for name, p in named.items()]
 
     total = torch.zeros((), dtype=torch.float64, device=data.device)
 
     def adapt(nll: Tensor, grads: list[Tensor], length: int) -> None:
         total.add_(nll.double() * length)
-        torch._foreach_lerp_(parameters, start, pull)
-        torch._foreach_addcmul_(parameters, grads, step, value=-1.0)
+        torch._foreach_lerp_(parameters, start, decay_of_weights)
+        torch._foreach_addcmul_(parameters, grads, lr_of_weights, value=-1.0)
 
-    read = GradientReader(model, parameters, data, adapt, cuda_graphs=cuda_graphs)
+    read_and_adapt = GradientReader(model, parameters, data, adapt, cuda_graphs=cuda_graphs)
     try:
         with model.without_dropout(), torch.enable_grad():
             for number, segment in enumerate(segments, start=1):
-                read(segment)
+                read_and_adapt(segment)
                 done = segment.start + segment.length
                 check = number % SEGMENTS_PER_CHECK == 0 or number == len(segments)
                 if check and math.isnan(total.item()):

@@ -1,4 +1,4 @@
-"""Values of the files of a run folder."""
+"""Where a run was started, and numbers of its files, which may be NaN."""
 
 import math
 from collections.abc import Iterable, Mapping

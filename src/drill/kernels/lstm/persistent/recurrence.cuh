@@ -1,4 +1,4 @@
-// One LSTM layer over all its time steps in one launch: what lstm_forward.cu and lstm_backward.cu share.
+// One LSTM layer over all its time steps in one launch: what forward.cu and backward.cu share.
 //
 //     forward    gates_t = x_t + bias + W h_{t-1}         W (4H, H), rows by unit, then by gate i f g o
 //     backward   dh_t    = dout_t + W^T dgates_{t+1}      Wt (H, 4H)
