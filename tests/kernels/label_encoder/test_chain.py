@@ -31,11 +31,21 @@ from tests.kernels.label_encoder.test_encode_labels import (
     with_masks,
 )
 
-PLAIN = Options(ACTIVATION_CODES["relu"], True, False, False, 2.0, True, False)
+PLAIN = Options(
+    ACTIVATION_CODES["relu"],
+    mask_in=True,
+    mask_out=False,
+    locked=False,
+    scale=2.0,
+    residual=True,
+    between=False,
+)
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-@pytest.mark.parametrize("processors", [1, 2, 3, 5, 6, 7, 12, 14, 60, 132])  # of a part, of a GPU
+@pytest.mark.parametrize(
+    "processors", [1, 2, 3, 5, 6, 7, 12, 14, 60, 132]
+)  # of slices of a GPU, and of all of it
 def test_clusters_are_whole_and_at_least_one(processors, monkeypatch, overlapped):
     properties = SimpleNamespace(multi_processor_count=processors)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -244,7 +254,8 @@ def test_two_encodings_before_a_gradient():
 @pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh", "gelu", "silu", "none"])
 @pytest.mark.parametrize(("size", "bad"), [((300, 64), 130), ((17_100, 24), 5)])
 def test_a_nan_in_one_label_stays_with_that_label(activation, size, bad):
-    """Not either in the padding of a block: on 132 multiprocessors its next tile is 16,896 on."""
+    """Nor does it spread by the rows that pad a tile: with 132 multiprocessors a block has a second
+    tile from 16,896 labels on."""
     layer = build(*size, "cuda", activation=activation, dropout=0.5, locked=False).bfloat16()
     layer.impl = "triton"
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The loss as an operator for ``torch.compile``: asked without the compiler, which is slow."""
+"""The loss as an operator for ``torch.compile``, called without the compiler, which is slow."""
 
 import pytest
 import torch
@@ -25,13 +25,13 @@ def padded(monkeypatch):
     monkeypatch.setitem(padding.ALIGN, "cpu", 8)
 
 
-def settings(engine: str, memory: int = 2**20, dtype=torch.float32) -> NllOptions:
+def options(engine: str, memory: int = 2**20, dtype=torch.float32) -> NllOptions:
     return NllOptions(IGNORE_INDEX, 0.1, dtype, engine, memory)
 
 
 def losses(given: Problem, engine: Engine, memory: int) -> Tensor:
     return compiled_nll(
-        given.hidden, given.weight, given.bias, given.targets, settings(engine.impl, memory)
+        given.hidden, given.weight, given.bias, given.targets, options(engine.impl, memory)
     )
 
 
@@ -50,11 +50,11 @@ def test_the_operator_is_the_loss(engine, memory, padded, nan_in_fresh_memory):
 
 
 @pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False)])
-def test_the_operator_keeps_the_rules_of_its_registry(wanted):
+def test_the_operator_passes_opcheck(wanted):
     given = problem(N, V, k)
     for leaf, want in zip(given[:3], wanted, strict=True):
         leaf.requires_grad_(want)
-    arguments = (given.hidden, given.weight, given.bias, given.targets, *settings("chunked"), True)
+    arguments = (given.hidden, given.weight, given.bias, given.targets, *options("chunked"), True)
     library.opcheck(nll_op, arguments)
 
 
@@ -64,9 +64,9 @@ def test_ragged_labels_are_padded_in_every_product_compiled_or_not(padded):
     given = problem(N, V, k)
     tensors = [None if x is None else x.detach() for x in given]
     with Products() as products:
-        _, lse, kept = forward_pass(*tensors, settings("triton"), keep=True)
+        _, lse, kept = forward_pass(*tensors, options("triton"), keep=True)
         grads = backward_pass(
-            torch.ones(N), *tensors, lse, kept, settings("triton"), (True, True, True)
+            torch.ones(N), *tensors, lse, kept, options("triton"), (True, True, True)
         )
     assert products.shapes == [(N, k, 40), (N, 40, k), (40, N, k)]
     assert [grad.shape for grad in grads] == [(N, k), (V, k), (V,)]
@@ -83,6 +83,6 @@ def test_ragged_labels_are_padded_in_every_product_compiled_or_not(padded):
 def test_a_copy_of_the_weight_counts_against_the_budget(labels, dtype, copied, padded):
     hidden = torch.empty(N, k)
     exactly = N * 40 * dtype.itemsize + copied + N * chunk_plan.ROW_BYTES
-    assert fits_in_one_chunk(hidden, labels, settings("triton", exactly, dtype))
-    assert not fits_in_one_chunk(hidden, labels, settings("triton", exactly - 1, dtype))
-    assert not fits_in_one_chunk(hidden, labels, settings("chunked", exactly, dtype))
+    assert fits_in_one_chunk(hidden, labels, options("triton", exactly, dtype))
+    assert not fits_in_one_chunk(hidden, labels, options("triton", exactly - 1, dtype))
+    assert not fits_in_one_chunk(hidden, labels, options("chunked", exactly, dtype))
