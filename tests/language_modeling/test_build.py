@@ -12,7 +12,7 @@ import torch
 
 from drill import __version__
 from drill.data import DataError
-from drill.errors import CheckpointError, RunFolderError, SettingsError
+from drill.errors import ArgumentError, CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
 from drill.language_modeling.build import dry_run, finetune_settings, language_model
 from drill.language_modeling.evaluation.perplexity import perplexity
@@ -169,6 +169,10 @@ def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, text_
 def test_either_weights_on_request(run):
     for which in ("best", "last"):
         assert_weights(load_language_model(run, which, "cpu"), which)
+    with pytest.raises(ArgumentError, match="weights"):
+        load_language_model(run, "lats", "cpu")
+    with pytest.raises(ArgumentError, match="split"):
+        load_language_model(run, device="cpu").perplexity("tset")
 
 
 # -- errors ---------------------------------------------------------------------------------------

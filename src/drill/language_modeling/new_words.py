@@ -21,7 +21,7 @@ def new_words_blocker(model: LanguageModel) -> str | None:
     """Why a model has no vectors for new words; None if it has."""
     source, layer = model.encoder.embedding, model.layer
     if not isinstance(source, FeatureBags):
-        return "every word has a row of a table (labels.source)"
+        return "every word has a row of a table; train with labels.source=characters"
     if layer.matrix is None or layer.matrix.embedding is not source:
         return f"{type(layer.matrix or layer).__name__} has a matrix of its own"
     return None

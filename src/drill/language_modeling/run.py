@@ -18,7 +18,8 @@ from drill.data import (
     load_vocabulary,
     read_corpus,
 )
-from drill.errors import RunFolderError, SettingsError
+from drill.data.text.catalog import SPLITS
+from drill.errors import RunFolderError, SettingsError, check_value
 from drill.language_modeling.build import described, dry_run, language_model
 from drill.language_modeling.evaluation.calibration import Calibration, calibration
 from drill.language_modeling.evaluation.perplexity import Perplexity, Text, perplexity, token_losses
@@ -85,6 +86,7 @@ class LanguageModelRun:
         Returns:
             Loss and perplexity, and how many tokens they are of.
         """
+        check_value(split in SPLITS, "split", f"one of {', '.join(SPLITS)}", split)
         size = self.settings.training[f"{'test' if split == 'test' else 'valid'}_batch_size"]
         options = {"batch_size": size, "token_bytes": self.vocabulary.token_bytes}
         return self._evaluated(perplexity, getattr(self.ids, split), **options)

@@ -77,6 +77,9 @@ def model_error(settings: Settings, error: Exception) -> SettingsError:
         for where, table in tables.items():
             own = NAME in table and kinds[table[NAME]].__name__ == error.owner
             if own and error.name in table and table[error.name] in (error.value, None):
+                if error.name == "hidden_size" and table[error.name] is None:  # the encoder's width
+                    error.name = "output_size"
+                    return setting_error("encoder", error)
                 return setting_error(where, error)
     reason = str(error).splitlines()[0]  # torch adds a trace in C++
     if settings.encoder.get("output_layers", 1) > 1:

@@ -26,7 +26,7 @@ def pick_device(name: torch.device | str = "auto") -> torch.device:
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).split("\n")[0].split("Expected one of")[0] or "no such device"
         raise SettingsError(
-            f"device {name}: cannot be used here ({reason}); choose --device cpu"
+            f"device {name}: cannot be used here ({reason}); choose the device cpu"
         ) from None
     return _own_gpu() if device == torch.device("cuda") else device
 

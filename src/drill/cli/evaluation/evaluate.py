@@ -1,5 +1,6 @@
 """`drill evaluate`, `drill dynamic` and `drill cache`: the scores of a trained run."""
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -146,6 +147,7 @@ def dynamic(
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
         start, folder = time.monotonic(), trained.folder.path
+        saves = os.access(folder, os.W_OK)  # statistics and a search, which a later call reads
         size = gradients.statistics_batch_size(len(trained.ids.train), segment_length)
         with counting("gradient statistics", quiet) as progress:
             statistics = gradients.gradient_statistics(
@@ -154,7 +156,7 @@ def dynamic(
                 batch_size=size,
                 segment_length=segment_length,
                 progress=progress,
-                file=folder / "dynamic.safetensors",
+                file=folder / "dynamic.safetensors" if saves else None,
             )
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
@@ -165,7 +167,7 @@ def dynamic(
                     statistics,
                     **fixed,
                     limit=limit,
-                    file=folder / "dynamic-search.json",
+                    file=folder / "dynamic-search.json" if saves else None,
                     progress=progress,
                 )
             rates = {key: found.best.settings[key] for key in rates}

@@ -13,11 +13,11 @@ import typer
 from numpy.typing import NDArray
 
 from drill.cli import options
-from drill.cli.display import counting, table_text
+from drill.cli.display import counting, note, table_text
 from drill.cli.options import Precision, Split, Weights, as_settings_error
 from drill.data import UNK
 from drill.data.text.corpora import encode_text, read_own_text
-from drill.errors import SettingsError
+from drill.errors import RunFolderError, SettingsError
 from drill.files import sha256
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens
@@ -58,19 +58,26 @@ def evaluation_rows(
 ) -> Iterator[AddRow]:
     """Yields a function that prints a row, as JSON or as its text, and saves it in the run folder.
 
-    An infinite perplexity is a result too, but an error at the end of the block.
+    An infinite perplexity is a result too, but an error at the end of the block, and so is a row
+    that could not be saved.
     """
     about = {"run": str(run.folder.path), **run.origin.row(), "precision": precision}
     infinite: list[Row] = []
+    unsaved: list[RunFolderError] = []
 
     def add(found: Row, text: str) -> None:
         row = {**about, **found}
         typer.echo(json_row(row) if as_json else text)
-        run.folder.keep_evaluation(row)  # printed first: a full disk loses no result
+        try:
+            run.folder.keep_evaluation(row)
+        except RunFolderError as error:
+            unsaved.append(error)
         if not math.isfinite(row["perplexity"]):
             infinite.append(row)
 
     yield add
+    if unsaved:
+        raise unsaved[0]
     if infinite:
         row = infinite[0]
         raise SettingsError(
@@ -106,6 +113,8 @@ def evaluation(
             key=str(run.folder.path),
             hint="use `drill evaluate`",
         )
+    if weights is None and run.weights == "last":
+        note(f"{run.folder.path}: has no best weights; these are the last ones")
     model_device = torch.device(next(run.model.parameters()).device)
     chosen = precision or run.settings.training["precision"]
     if kind == "dynamic":

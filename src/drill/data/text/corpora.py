@@ -206,7 +206,7 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
     """
     path = Path(path)
     for name, share in (("valid", valid), ("test", test)):
-        wanted = "above 0, and both together below 1"
+        wanted = f"above 0, and below 1 together with data.{'test' if name == 'valid' else 'valid'}"
         check_value(share > 0 and valid + test < 1, f"data.{name}", wanted, share, DataError)
     lines = lines_of(read_own_text(path))
     tested, validated = (max(1, round(len(lines) * part)) for part in (test, valid))

@@ -107,7 +107,9 @@ def held_out_run(run: LanguageModelRun) -> LanguageModelRun:
     words = run.vocabulary.held_out
     if not words:
         raise SettingsError(
-            "has no held-out words", key=str(run.folder.path), hint="train with data.held_out=500"
+            "has no held-out words",
+            key=str(run.folder.path),
+            hint="train with data.held_out, such as 100",
         )
     model, vocabulary = extend_model(
         run.model, run.vocabulary, run.settings.labels, words, run.vocabulary.descriptions

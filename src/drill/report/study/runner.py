@@ -13,6 +13,7 @@ from pathlib import Path
 
 from drill.errors import ReportError, RunFolderError, SettingsError
 from drill.report.results.ledger import AlreadyRecorded, FailedJob, Row, record, record_failure
+from drill.report.results.runs import is_run
 from drill.report.study.plan import BLEU, FINETUNE, TRAIN, TRAINING, Job, Plan, identity
 from drill.report.study.states import DONE, States, evaluation_kind, is_run_of, stage_results
 from drill.report.tables.number_format import perplexity
@@ -222,7 +223,8 @@ class StudyRunner:
         summary = fault if row is None else _summary(row, job.stage)
         if self.stop_until is not None and code != 0:
             hung = "" if each.fault is None else f" ({each.fault}, see {each.log})"
-            self.say(f"{job}: stopped after {took}{hung}, {summary}")
+            saved = summary if is_run(self.runs / job.run) else "nothing was saved yet"
+            self.say(f"{job}: stopped after {took}{hung}, {saved}")
             return
         if code == 0 and self.states.state(job) == DONE:
             self.say(f"{job}: {summary} ({took})")

@@ -95,7 +95,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
         rows, DYNAMIC_AND_CACHE_NOTE if stage in DYNAMIC_AND_CACHE else GAP_NOTE
     )
     for key in ("device", "commit"):
-        values = dict.fromkeys(str(getattr(each, key)) for _, each in results)
+        values = dict.fromkeys(getattr(each, key) or "unknown" for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
     # By the recipe of today: it may have changed between two runs, whose settings are what counts.
     trained = [

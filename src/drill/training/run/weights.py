@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from drill.errors import CheckpointError, RunFolderError
+from drill.errors import CheckpointError, RunFolderError, check_value
 from drill.training.run.checkpoint import copy_into, fingerprint_in, load, strip_prefix
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, read_settings
@@ -65,6 +65,7 @@ def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Ten
     there: list[Weights] = [name for name, path in files.items() if path.exists()]
     if not there:
         raise CheckpointError(f"{run.path}: has no checkpoint yet; `drill train {run.path}`")
+    check_value(weights in (None, *files), "weights", f"one of {', '.join(files)}", weights)
     chosen = weights or there[0]
     others = [f"take --weights {name}" for name in there if name != chosen]
     path = files[chosen]
