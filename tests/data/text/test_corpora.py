@@ -225,11 +225,17 @@ def test_a_vocabulary_without_a_word_is_refused(folder):
         read_corpus(str(folder), min_count=3)
 
 
-@pytest.mark.parametrize("limit", [{"min_count": 2}, {"max_vocab_size": 9}])
-def test_limits_of_words_do_not_apply_to_subwords(folder, limit):
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"tokenizer": 300, "held_out": 2}, "data.held_out"),
+        ({"tokenizer": "nowhere"}, "data.tokenizer=nowhere"),
+    ],
+)
+def test_settings_that_subwords_do_not_have_are_refused(folder, options, key):
     with pytest.raises(DataError) as caught:
-        read_corpus(str(folder), tokenizer=300, **limit)
-    assert caught.value.key == f"data.{next(iter(limit))}"
+        read_corpus(str(folder), **options)
+    assert caught.value.key == key
 
 
 @pytest.mark.parametrize("split", TEXTS)

@@ -95,8 +95,13 @@ def _subword_vocabulary(text: str, tokenizer: int | str) -> SubwordVocabulary:
     cache = cache_folder()
     if isinstance(tokenizer, int):
         subwords = cached_subwords(lines_of(text), cache, size=tokenizer)
-    else:
+    elif Path(tokenizer).exists():
         subwords = Subwords.load(tokenizer)
+    else:
+        raise DataError(
+            'is no file; set "words", a number of subwords or a file of Subwords.save',
+            key=f"data.tokenizer={tokenizer}",
+        )
     vocabulary = SubwordVocabulary(subwords, [0] * len(subwords))
     ids = encode_text(text, vocabulary, cache)[1:]  # nothing predicts the first
     vocabulary.counts += np.bincount(ids, minlength=len(subwords))
@@ -240,7 +245,7 @@ def read_corpus(
         corpus: a name of ``load_corpus`` or a path. A name goes before a path: write ``./ptb`` for
             a folder of that name.
         tokenizer: "words", or for subwords their number or the file of ``Subwords.save``.
-        min_count: rarer words of own text become ``<unk>``.
+        min_count: rarer words of own text become ``<unk>``; for words only, as the next.
         max_vocab_size: the most frequent words of own text up to this number; by default all.
         valid: fraction of a single file that becomes validation text.
         test: fraction of a single file that becomes test text.
@@ -267,17 +272,8 @@ def read_corpus(
         catalog.check_corpus(corpus)
         found = corpus_from_file(path, valid, test)
     if tokenizer != WORDS:
-        for name, value, usual in (
-            ("min_count", min_count, 1),
-            ("max_vocab_size", max_vocab_size, None),
-            ("held_out", held_out, 0),
-        ):
-            if value != usual:
-                raise DataError(
-                    "does not apply to subwords, whose number is data.tokenizer",
-                    key=f"data.{name}",
-                    hint=f"set data.{name}={'none' if usual is None else usual}",
-                )
+        if held_out:
+            raise DataError("is for words, not for subwords; set it to 0", key="data.held_out")
         return found, _subword_vocabulary(found.train, tokenizer)
     vocabulary = found.vocabulary(min_count, max_vocab_size)
     if held_out:
