@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from drill.errors import CaptureError
-from drill.kernels.runtime import overlap
 from drill.training.cuda_graphs import CapturedGradients, GraphCapture
 from tests.helpers.devices import cpu_and_cuda
 from tests.helpers.translators import small_translator
@@ -36,21 +35,6 @@ def loss_of(model: nn.Module):
         return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
     return loss
-
-
-def test_labels_run_concurrently_with_recurrences():
-    model, known = make("cpu"), []
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        room = overlap._scope.get()
-        known.append(room is not None and room.knows(list(model.parameters())))
-        return loss_of(model)(x, y)
-
-    captured = CapturedGradients(model, loss)
-    for batch in batches("cpu")[:4]:
-        captured(*batch)
-    assert known == 4 * [True]
-    assert overlap._scope.get() is None
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -177,25 +161,6 @@ def test_shapes_beyond_the_most_run_as_they_are_and_the_log_says_so_once(
     assert len(captured.cache.replays) == 1
     said = caplog.records[0].getMessage()
     assert said.startswith("1 shapes are replayed as CUDA graphs, which is the limit")
-
-
-@cpu_and_cuda
-def test_graphs_of_what_is_no_longer_so_take_no_place(device, monkeypatch, caplog):
-    monkeypatch.setattr("drill.training.cuda_graphs.MAX_GRAPHS", 1)
-    model = make(device)
-    captured = CapturedGradients(model, loss_of(model))
-    before: list[object] = []
-    for trained in (True, False, True):
-        model[1].weight.requires_grad_(trained)
-        for batch in batches(device)[::2]:  # of one shape
-            model.zero_grad()
-            captured(*batch)
-            assert (model[1].weight.grad is not None) == trained
-        (replay,) = captured.cache.replays.values()
-        assert replay not in before
-        before.append(replay)
-    assert not captured.cache.seen
-    assert not caplog.records  # there was room
 
 
 @cpu_and_cuda

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from drill.data import PairBatches
-from drill.data.text.batches import rotated, rotations
 from drill.errors import CheckpointError, SettingsError
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
@@ -213,13 +212,6 @@ def test_processes_split_the_batch_in_order():
     assert [World(rank, 3).is_main for rank in range(3)] == [True, False, False]
     with pytest.raises(SettingsError, match="batch_size: 6 cannot be divided among 4 processes"):
         World(1, 4).local_batch(data)
-
-
-def test_processes_rotate_their_part_of_the_batch_as_one_process_does():
-    data, offsets = torch.arange(60).view(10, 6), rotations(28, 1, 10, 6)
-    worlds = [World(rank, 3) for rank in range(3)]
-    parts = [rotated(each.local_batch(data), each.local_batch(offsets)) for each in worlds]
-    assert torch.equal(torch.cat(parts, dim=1), rotated(data, offsets))
 
 
 @pytest.mark.slow

@@ -61,14 +61,6 @@ def test_without_units_a_sentence_comes_once_and_onednn_is_off_inside(enter, uni
     assert warned(caplog) == (not units)
 
 
-@pytest.mark.parametrize("chosen", ["auto", "tf32", "float32"])
-def test_other_precisions_need_no_units(chosen, monkeypatch, caplog):
-    monkeypatch.setattr(precision, "has_bfloat16_units", lambda device: False)
-    with matmul_precision(chosen, CPU) as dtype, autocast_to(CPU, dtype):
-        assert dtype is None
-    assert not warned(caplog)
-
-
 @pytest.mark.skipif(has_bfloat16_units(CPU), reason="this CPU has bfloat16 units")
 def test_without_units_training_and_evaluation_run_and_torch_warns_of_nothing(tmp_path, caplog):
     """By itself torch would try oneDNN, which has no LSTM in bfloat16 there."""

@@ -21,22 +21,16 @@ def nobody_waits(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def own_handlers():
-    """Every test must leave the handlers as they were; SIGTERM may not end the tests.
-
-    A process in the background may have been started with Ctrl-C ignored.
-    """
+def own_handlers(default_ctrl_c):
+    """Every test must leave the handlers as they were; SIGTERM may not end the tests."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    terminate = signal.signal(signal.SIGTERM, end)
-    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, end)
     found = handlers()
     yield
     assert handlers() == found
-    signal.signal(signal.SIGTERM, terminate)
-    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.mark.parametrize(

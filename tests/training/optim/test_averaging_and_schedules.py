@@ -1,7 +1,6 @@
 """AveragedSgd against its definition and torch's ASGD; NonMonotonicTrigger, clipping, schedules."""
 
 import math
-from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from drill.training.optim import AveragedSgd, NonMonotonicTrigger, averaged, inverse_sqrt, one_cycle
-from drill.training.optim.schedules import SCHEDULES, AnySchedule
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
 
@@ -100,10 +98,6 @@ def test_trigger_against_its_definition(losses, patience):
 
 
 # -- schedules ------------------------------------------------------------------------------------
-
-
-def test_the_table_has_every_schedule():
-    assert set(get_args(AnySchedule)) == SCHEDULES.keys()
 
 
 def test_one_cycle_is_the_schedule_of_torch():

@@ -107,8 +107,6 @@ def test_rates_over_a_run(kind, settings, wanted):
     assert found == pytest.approx(wanted, abs=1e-4)
     assert optimizer.rate(1.0) == wanted[-1]
     assert optimizer.rate(1.5) == wanted[-1]
-    if wanted[:4] == [8, 8, 8, 8]:
-        assert found[:4] == [8.0] * 4
 
 
 def test_one_cycle_over_a_run():
@@ -116,15 +114,6 @@ def test_one_cycle_over_a_run():
     found = [optimizer.rate(at) for at in (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)]
     assert found == pytest.approx([8 / 25, 4.16, 8, 6, 2, 0], abs=1e-3)
     assert optimizer.rate(7.0) == found[-1]  # more epochs than planned do not raise it again
-
-
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
-def test_rates_rise_and_fall(schedule):
-    optimizer = AdamW(1.0, schedule=schedule, warmup=0.25)
-    rates = [optimizer.rate(i / 100) for i in range(101)]
-    assert rates == sorted(rates[:26]) + sorted(rates[26:], reverse=True)
-    last = 1.0 if schedule == "constant" else 0.0
-    assert (rates[25], rates[-1]) == pytest.approx((1.0, last), abs=1e-3)
 
 
 def resumed(optimizer: ScheduledOptimizer, settings: dict) -> ScheduledOptimizer:

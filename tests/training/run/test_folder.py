@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import types
-from typing import ClassVar
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -140,28 +140,18 @@ def test_a_resume_cuts_what_came_after_its_checkpoint(folder):
     assert [row["epoch"] for row in folder.rows()] == [1, 2]
 
 
-class Board:
-    """Stands in for TensorBoard's writer."""
-
-    made: ClassVar[list["Board"]]
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.shown, self.flushed = folder, [], 0
-        Board.made.append(self)
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.shown.append((name, value, step))
-
-    def flush(self) -> None:
-        self.flushed = len(self.shown)
-
-
 @pytest.fixture
-def boards(monkeypatch) -> list[Board]:
-    monkeypatch.setattr(Board, "made", [], raising=False)
-    module = types.SimpleNamespace(SummaryWriter=Board)
+def boards(monkeypatch) -> list[Mock]:
+    """Stand-ins for TensorBoard's writers, one for each that was made."""
+    made: list[Mock] = []
+
+    def writer(folder: str) -> Mock:
+        made.append(Mock(folder=folder))
+        return made[-1]
+
+    module = types.SimpleNamespace(SummaryWriter=writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    return Board.made
+    return made
 
 
 def test_tensorboard_shows_rows_without_those_that_a_resume_cut(folder, boards):
@@ -176,13 +166,13 @@ def test_tensorboard_shows_rows_without_those_that_a_resume_cut(folder, boards):
     again.append({**ROW, "step": 9})
     first, second = boards
     assert first.folder == second.folder == str(events.parent)
-    assert first.shown[-1] == ("epoch/lr", math.inf, 8)
-    assert second.shown == [
-        ("epoch/valid_loss", 1 / 3, 7),
-        ("epoch/seconds", 2.0, 7),
-        ("epoch/valid_loss", 1 / 3, 9),
+    assert first.add_scalar.call_args == call("epoch/lr", math.inf, 8)
+    assert second.add_scalar.call_args_list == [
+        call("epoch/valid_loss", 1 / 3, 7),
+        call("epoch/seconds", 2.0, 7),
+        call("epoch/valid_loss", 1 / 3, 9),
     ]
-    assert second.flushed == len(second.shown)
+    assert second.method_calls[-1] == call.flush()
     assert not events.exists()
 
 
@@ -205,19 +195,3 @@ def test_a_full_disk_is_named_with_the_file(folder, monkeypatch):
     with pytest.raises(RunFolderError, match=r"environment\.json: cannot be written \(No space"):
         folder.write_json(folder.environment, {})
     assert folder.environment.read_bytes() == before
-
-
-@pytest.mark.parametrize("trained", [False, True])
-def test_files_are_written_before_the_first_result(tmp_path, trained):
-    folder = RunFolder(tmp_path / "runs" / "new")
-
-    def fail() -> None:
-        with folder.locked():
-            folder.before_first_write(lambda: folder.write_text(folder.recipe, "[data]\n"))
-            if trained:
-                folder.append({"kind": "epoch", "epoch": 1})
-            raise KeyError("a fault")
-
-    with pytest.raises(KeyError, match="a fault"):
-        fail()
-    assert folder.recipe.exists() == folder.path.exists() == folder.path.parent.exists() == trained

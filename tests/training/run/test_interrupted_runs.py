@@ -56,14 +56,6 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog):
     assert (outcome.finished, outcome.interrupted) == (False, True)  # who handles it may look
 
 
-def test_unfinished_outcome_is_returned_on_request():
-    settings = settings_of_text()
-    with interrupted(3):
-        outcome = train(settings, "runs/a", device="cpu", quiet=True, pass_on_signals=False)
-    assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
-    assert outcome.signal == signal.SIGINT
-
-
 def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
     settings, load = settings_of_text(), train_module.load_into
 

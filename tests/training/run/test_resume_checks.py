@@ -17,14 +17,12 @@ def stopped(tmp_path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "epochs"), [('{"kind": "test"}', 2), ('{"kind": "test", "epoch": 1}', 2), ("{}", 2)]
-)
-def test_a_stray_line_of_metrics(stopped, line, epochs):
+@pytest.mark.parametrize("line", ['{"kind": "test"}', '{"kind": "test", "epoch": 1}', "{}"])
+def test_a_stray_line_of_metrics(stopped, line):
     small_run(stopped.path, "tied", "adamw", epochs=2)
     stopped.metrics.write_bytes(stopped.metrics.read_bytes() + line.encode() + b"\n")
     with pytest.raises(DrillError, match=r"metrics\.jsonl"):
-        small_run(stopped.path, "tied", "adamw", epochs=epochs)
+        small_run(stopped.path, "tied", "adamw", epochs=2)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"resumed": 7}', '{"resumed": [7]}'])

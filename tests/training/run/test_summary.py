@@ -12,13 +12,6 @@ from tests.helpers.translators import small, write_pairs
 TEXT = "a a a b b c\n"  # seven tokens with <eos>
 
 
-def test_share_of_unknown_words():
-    corpus = Corpus("own", TEXT, "a\n", "a new a\n")
-    vocabulary = corpus.vocabulary(2)
-    remark = share_of_unknown(corpus, vocabulary, corpus.encode(vocabulary))
-    assert "14.3% of the training tokens, 25.0% of the test tokens" in remark
-
-
 @pytest.mark.parametrize("closed", [True, False])
 def test_no_remark_where_no_word_is_unknown(closed):
     test = "a <unk>\n" if closed else "a b\n"  # a published text has its own <unk>
