@@ -365,23 +365,3 @@ def test_finished_run_without_its_checkpoint_is_not_trained_over(text_folder, ru
     with pytest.raises(RunFolderError, match="last/ is gone"):
         train(small(text_folder), run, device="cpu")
     assert (run / "metrics.jsonl").read_bytes() == before
-
-
-def test_run_resumes_from_another_folder(tmp_path, own_texts, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    stop(small(Path(own_texts.name)), Path("run"), 14)
-    monkeypatch.chdir(own_texts)
-    assert train(small(Path(".")), tmp_path / "run", device="cpu").finished
-    monkeypatch.chdir("/")
-    assert len(load_language_model(tmp_path / "run", device="cpu").ids.test) > 0
-
-
-def test_other_settings_raise_but_for_epochs_and_saving(text_folder, run):
-    before = all_of(run)
-    others = ["layer.depth=3", "layer.bias=false", "encoder.layers=2", "training.seed=5"]
-    with pytest.raises(RunFolderError, match=r"layer\.depth: 2 -> 3.* and 1 more"):
-        train(small(text_folder, *others), run, device="cpu")
-    assert unlike(all_of(run), before) == []
-    more = small(text_folder, "training.epochs=3", "training.checkpoint_seconds=5")
-    assert train(more, run, device="cpu").epoch == 3
-    assert read_settings(run / "recipe.toml") == more

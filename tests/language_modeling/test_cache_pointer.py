@@ -9,7 +9,6 @@ import torch
 from drill.data import DataError
 from drill.language_modeling.evaluation.cache_pointer import (
     SCORES,
-    block_length,
     cache_perplexity,
     cache_search,
     pointer_log_probs,
@@ -97,13 +96,6 @@ def test_new_word_has_no_probability_in_the_cache():
     known = cache_perplexity(model, np.zeros(20, int), lambda_=1.0)
     first = plain_losses(model, np.zeros(2, int)).item()  # nothing is in the cache yet
     assert known.nll == pytest.approx(first, rel=1e-9)
-
-
-def test_window_bounds_what_is_in_memory():
-    for window in (1, 500, 3785, 10**6, 10**9):
-        length = block_length(window)
-        assert length >= 1
-        assert length == 1 or length * (window + length) <= SCORES
 
 
 # -- the search -----------------------------------------------------------------------------------

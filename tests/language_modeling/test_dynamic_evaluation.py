@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.data import DataError, Segment
-from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
+from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
     StaleStatistics,
@@ -227,26 +227,6 @@ def test_model_without_gradients_raises():
         model.layer.bias[3] = 1e4  # p = 1, so nothing changes it
     with pytest.raises(ValueError, match="every gradient is 0"):
         gradient_statistics(model, np.full(100, 3), batch_size=4)
-
-
-def test_cuda_graphs_option_is_passed_on(monkeypatch):
-    asked = []
-
-    class Reader(GradientReader):
-        def __init__(self, *arguments, cuda_graphs):
-            asked.append(cuda_graphs)
-            super().__init__(*arguments, cuda_graphs=cuda_graphs)
-
-    for module in ("gradient_statistics", "dynamic_evaluation"):
-        monkeypatch.setattr(
-            sys.modules[f"drill.language_modeling.evaluation.{module}"], "GradientReader", Reader
-        )
-    model, ids = language_model(), text(60)
-    for cuda_graphs in (True, False):
-        statistics = gradient_statistics(model, ids, batch_size=4, cuda_graphs=cuda_graphs)
-        dynamic_perplexity(model, ids, statistics, cuda_graphs=cuda_graphs)
-        dynamic_search(model, ids, statistics, lrs=[1e-4], decays=[0.1], cuda_graphs=cuda_graphs)
-    assert asked == [True] * 3 + [False] * 3
 
 
 def test_replays_increment_the_versions_of_parameters(monkeypatch):

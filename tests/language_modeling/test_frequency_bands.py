@@ -41,12 +41,6 @@ def test_bands_by_hand():
     assert math.isnan(bands[7].perplexity)
 
 
-def test_a_single_count_is_a_band_of_its_own():
-    bands = frequency_bands(LOSSES, TARGETS, COUNTS, edges=[1, 2, 50])
-    assert [band.label for band in bands] == ["never", "1", "2 to 49", "50 and more"]
-    assert [band.tokens for band in bands] == [1, 1, 2, 4]
-
-
 def test_the_lowest_band_begins_at_the_smallest_count():
     counts = np.array([0, 3, 12, 60, 2])
     bands = frequency_bands(LOSSES[:4], [0, 1, 2, 3], counts, edges=[1, 10, 50], exclude=[4])

@@ -38,14 +38,6 @@ def run(path, points=POINTS, key="one", evaluate=scored):
     return found, calls
 
 
-def test_best_cell_is_the_cheapest():
-    found, calls = run(None)
-    assert calls == POINTS
-    assert [cell.settings for cell in found.cells] == POINTS
-    assert found.best.settings == {"a": 0.2, "b": 1.0}
-    assert found.best.result == scored({"a": 0.2, "b": 1.0})
-
-
 def test_cells_that_are_done_are_not_done_again(tmp_path, path):
     whole, _ = run(tmp_path / "other.json")
 
@@ -90,22 +82,6 @@ def test_cell_that_diverges_is_never_the_best_and_is_remembered(path):
 def test_search_in_which_all_diverge_has_no_best():
     with pytest.raises(FloatingPointError, match="all 4 cells diverged"):
         _ = GridSearch([Cell(point, None) for point in POINTS]).best
-
-
-def test_progress_counts_the_tokens_of_all_cells(path):
-    seen = []
-    run(path, POINTS[:1])
-
-    def evaluate(progress, **point):
-        progress(5, 10)
-        progress(10, 10)
-        return scored(point)
-
-    def progress(*now):
-        seen.append(now)
-
-    run_grid(POINTS, evaluate, key="one", tokens=10, file=path, progress=progress)
-    assert seen == [(10, 40), (15, 40), (20, 40), (25, 40), (30, 40), (35, 40), (40, 40)]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"searches": 3}', "\x00"])

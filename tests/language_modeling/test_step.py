@@ -132,21 +132,6 @@ def test_replays_with_all_regularisers_equal_launches(layer, options):
     assert losses[:1] != run(Steps, Sgd(), layer=layer, epochs=1)[1]
 
 
-@pytest.mark.parametrize("optimizer", [late_sgd, late_adamw])
-def test_steps_are_captured_again_when_averaging_starts(optimizer):
-    step, state = prepared(optimizer())
-    for _ in range(3):
-        step(state, Segment(0, 5, 5), 0.4)
-    first = step.cache.replays[5]
-    step(state, Segment(0, 5, 5), 0.45)
-    second = step.cache.replays[5]
-    assert second is not first
-    assert step.optimizer.averaging
-    step(state, Segment(0, 5, 5), 0.5)
-    assert step.cache.replays[5] is second
-    assert step.optimizer.late_average.count == 2
-
-
 def test_overlap_scope_knows_all_parameters_for_the_whole_step():
     step, state = prepared(Sgd())
     known = []
@@ -161,21 +146,6 @@ def test_overlap_scope_knows_all_parameters_for_the_whole_step():
         step(state, Segment(0, 5, 5), 0.0)
     assert known == 4 * [True]
     assert overlap._scope.get() is None
-
-
-def test_length_is_launched_once_and_captured_at_its_second_segment():
-    captured = []
-
-    class Counted(GraphCapture):
-        def capture(self, work):
-            captured.append(work)
-            return work
-
-    step, state = prepared(Sgd())
-    step.graphs = Counted(CPU, instead="do without")
-    for count, length in ((0, 5), (0, 7), (1, 5), (1, 5), (2, 7)):
-        step(state, Segment(0, length, length), 0.0)
-        assert len(captured) == count
 
 
 def test_averaging_and_longer_segments_are_captured_again():

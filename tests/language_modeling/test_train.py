@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,10 +19,7 @@ from drill.data import (
 from drill.data.text.batches import rotated, rotations
 from drill.language_modeling.evaluation.perplexity import evaluate_tokens, perplexity
 from drill.models.language_model import LanguageModel
-from drill.training.distributed import World
-from drill.training.loop import Reporter
 from drill.training.optim import Sgd
-from drill.training.options import log_interval
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load_into
 from drill.training.run.folder import RunFolder
@@ -260,39 +256,10 @@ def test_progress_is_reported_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
     assert all(0.0 < report.share <= 1.0 for report in reports)
     assert [report.step for report in reports] == sorted(report.step for report in reports)
     assert all(math.isfinite(report.loss) and report.seconds_left >= 0.0 for report in reports)
-    assert [report.tokens_per_second > 0.0 for report in reports[:3]] == [False, False, True]
     assert all(report.tokens_per_second > 0.0 for report in reports[2:])
-    assert ends[-1].seconds_left < 0.1
     lines = [row for row in RunFolder(tmp_path).rows() if row["kind"] != "step"]
-    assert [row["seconds"] > 0.0 for row in lines[:2]] == [True, True]
-    assert lines[0]["elapsed"] < lines[1]["elapsed"] < lines[2]["elapsed"]
+    assert 0.0 < lines[0]["elapsed"] < lines[1]["elapsed"] < lines[2]["elapsed"]
     assert [report.row for report in ends] == lines[:2]
-
-
-def test_the_speed_of_a_gpu_is_that_of_finished_steps(monkeypatch):
-    now, reports = [0.0], []
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    state = SimpleNamespace(epoch=1, epochs=2, position=0, epoch_size=1000, step=0, loss=math.nan)
-    state.tokens, state.progress = 0, lambda: (state.epoch - 1 + state.position / 1000) / 2
-    task = SimpleNamespace(state=state, world=World(), device=torch.device("cuda"))
-    reporter = Reporter(task, reports.append)
-    state.step = 1
-    reporter.measure_speed()  # of a step that compiles
-    state.step = 9
-
-    def launched(tokens: int, seconds: float) -> tuple[float, float]:
-        state.tokens = state.position = tokens
-        now[0] += seconds
-        reporter.report()
-        return reports[-1].tokens_per_second, reports[-1].seconds_left
-
-    assert launched(900, 1.0) == (0.0, math.inf)
-    now[0] = 10.0
-    reporter.measure_speed()  # all 900 are done
-    assert launched(900, 0.0) == (pytest.approx(90.0), pytest.approx(1100 / 90))
-    state.epoch, state.tokens, state.position = 2, 0, 0
-    reporter.restart()
-    assert launched(500, 0.1) == (pytest.approx(90.0), pytest.approx(500 / 90))
 
 
 def test_frozen_parameters_are_not_trained(tmp_path):
@@ -332,13 +299,3 @@ def test_validations_inside_an_epoch_do_not_change_training(tmp_path, optimizer)
             [row for row in each["all rows"] if row["kind"] == kind] for each in (plain, often)
         )
         assert [row | {"best": None} for row in mine] == [row | {"best": None} for row in theirs]
-
-
-@pytest.mark.parametrize(
-    ("steps", "least", "most"), [(100, 50, 70), (1_000, 90, 130), (10**6, 250, 300)]
-)
-def test_run_has_a_few_hundred_rows_of_training_loss(steps, least, most):
-    assert (
-        least <= sum(step % log_interval(step, None) == 0 for step in range(1, steps + 1)) <= most
-    )
-    assert log_interval(steps, 7) == 7
