@@ -51,13 +51,6 @@ def test_signatures_and_bounds():
     assert [equal.bleu, equal.chrf, equal.tokenised_bleu] == pytest.approx([100.0] * 3)
 
 
-def test_sacrebleu_logs_no_advice(caplog):
-    """A hundred lines that end in " ." are what it learns first."""
-    scores = corpus_scores(["the ."] * 100, ["The dog."] * 100)
-    assert scores.bleu < 100.0
-    assert caplog.messages == []
-
-
 def test_compounds_change_only_the_tokenised_score():
     lines = ["Ein E-Mail-Konto ist hier nicht zu finden ."], ["Ein E-Mail-Fach ist hier nicht da ."]
     whole = corpus_scores(*lines, tokenised=True)

@@ -147,18 +147,12 @@ def test_capture_blocker(options, fault):
     assert found is None if fault is None else fault in found
 
 
-def test_kernel_summary():
-    here = "CUDA graphs need an NVIDIA GPU, not cpu"
+def test_kernel_summary_names_each_part_and_what_compiles():
     model = small_translator("plain", dropout=0.0)
-    found = kernel_summary(model, None, 60, None)
-    parts = ["residuals and norms reference", "labels reference", "loss reference", "batches repl"]
-    assert all(map(str.startswith, found, parts))
-    many = kernel_summary(model, "asked for", 8192, torch.bfloat16)
-    assert many[2].startswith("loss chunked")
-    assert many[3] == "batches launched one by one: asked for"
-    mixture = kernel_summary(small_translator("mixture"), here, 60, None)
-    assert [part.split(" ")[0] for part in mixture] == ["residuals", "batches"]
-    assert "torch.compile" in kernel_summary(model, here, 60, None, compile=True)[0]
+    parts = kernel_summary(model, "asked for", 60, None)
+    assert [part.split(" ")[0] for part in parts] == ["residuals", "labels", "loss", "batches"]
+    assert parts[3].endswith(": asked for")
+    assert "torch.compile" in kernel_summary(model, None, 60, None, compile=True)[0]
 
 
 def test_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):

@@ -8,7 +8,6 @@ import torch
 
 from drill.data import BEGIN, END
 from drill.errors import SettingsError
-from drill.models import Transformer
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
 from drill.translation.inference import EMPTY, Search, translate
@@ -89,28 +88,6 @@ def test_samples_follow_from_the_seed_and_the_line_alone(data, model):
     assert whole[0] != whole[2]  # another line, other random numbers
     other = Search(sampled=True, n_best=2, seed=6, top_k=20, top_p=0.9)
     assert list(translate(model, data.subwords, lines, other)) != whole
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_lines_are_counted_before_every_search_of_several(data, model, monkeypatch, sampled):
-    encode, events = Transformer.encode, []
-
-    def searched(transformer, source):
-        events.append(f"{len(source)} searched")
-        return encode(transformer, source)
-
-    monkeypatch.setattr(Transformer, "encode", searched)
-    search = Search(batch_tokens=6, beam_size=1, sampled=sampled, seed=1)
-    lines = ["abc", "", "abcde", "ab", "a", "e", "e", "e", "e"]
-    found = translate(
-        model, data.subwords, lines, search, lines_per_block=5, progress=events.append
-    )
-    assert len(list(found)) == len(lines)
-    before = events[::2]
-    assert before == sorted(before)
-    assert set(before) >= {0, 1, 5}  # 5 is the second block, with the line that has no words
-    assert len(events[1::2]) == len(before)
-    assert sum(int(each.split()[0]) for each in events[1::2]) == 8
 
 
 def test_invalid_arguments_raise(data, model):
