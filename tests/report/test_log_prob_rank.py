@@ -10,28 +10,13 @@ from drill.layers import (
     FullSoftmax,
     MatrixLayer,
     MixtureOfSoftmaxes,
-    OutputLayer,
     TiedSoftmax,
 )
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
-from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
+from drill.report.analysis.log_prob_rank import log_prob_rank
 
 V, D = 30, 4
-
-
-def rank_of(layer: OutputLayer, embedding: nn.Embedding, scale: float = 5.0) -> LogProbRank:
-    generator = torch.Generator().manual_seed(0)
-    model = LanguageModel(AwdLstm(embedding, 8, 2), layer)
-    for parameter in model.parameters():
-        parameter.data.uniform_(-scale, scale, generator=generator)
-    ids = torch.randint(V, (200,), generator=generator)
-    found = log_prob_rank(model, ids, batch_size=2, bptt=7)
-    assert (found.tokens, found.labels) == (198, V)
-    assert model.training  # as it was
-    assert model.encoder.embedding is embedding
-    assert embedding.weight.dtype == torch.float32
-    return found
 
 
 @pytest.mark.parametrize(
@@ -49,7 +34,16 @@ def rank_of(layer: OutputLayer, embedding: nn.Embedding, scale: float = 5.0) -> 
 def test_one_softmax_has_rank_d_plus_2_and_a_mixture_has_not(build, rank):
     embedding = nn.Embedding(V, D)
     layer = build(embedding)
-    found = rank_of(layer, embedding)
+    model = LanguageModel(AwdLstm(embedding, 8, 2), layer)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.uniform_(-5.0, 5.0, generator=generator)
+    ids = torch.randint(V, (200,), generator=generator)
+    found = log_prob_rank(model, ids, batch_size=2, bptt=7)
+    assert (found.tokens, found.labels) == (198, V)
+    assert model.training  # as it was
+    assert model.encoder.embedding is embedding
+    assert embedding.weight.dtype == torch.float32
     assert found.relative == rank
     assert D < found.absolute <= rank
     assert found.bound == (layer.joint_size + 2 if isinstance(layer, MatrixLayer) else None)

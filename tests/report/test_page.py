@@ -7,12 +7,11 @@ import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from drill.language_modeling.evaluation.frequency_bands import Band, frequency_bands
-from drill.report import TextBands, markdown, page, record, write_report
+from drill.report import TextBands, markdown, record, write_report
 from drill.report.page.figures import (
     COLOURS,
     DASHES,
@@ -188,14 +187,6 @@ def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
     assert len(set(many.values())) == COLOURS * DASHES  # no two look alike
 
 
-def test_every_colour_and_dash_has_its_style():
-    style = Path(page.__file__).with_name("plots.css").read_text(encoding="utf-8")
-    for n in range(COLOURS):
-        assert f".c{n} {{ --c: var(--c{n}); }}" in style
-    for n in range(1, DASHES):
-        assert re.search(rf"\.d{n} path {{ stroke-dasharray: [\d ]+; }}", style)
-
-
 def test_the_best_so_far_never_rises():
     values = [(10.0, math.nan), (20.0, 90.0), (None, 85.0), (30.0, 95.0), (40.0, 80.0)]
     assert best_so_far(values) == [(10.0, math.inf), (20.0, 90.0), (30.0, 85.0), (40.0, 80.0)]
@@ -244,18 +235,6 @@ def test_a_run_that_diverged_is_not_drawn(tmp_path):
     text, _ = written(tmp_path, [gone, back])
     rows = figures(text)[0][1:]
     assert [row[2] for row in rows if row[0] == "back"] == ["300", "inf", "200", "180"]
-
-
-def test_validations_inside_an_epoch_are_drawn(tmp_path):
-    run = write_run(tmp_path / "run", valid=[300.0, 200.0], test=None)
-    rows = [
-        {"kind": "validation", "epoch": 1, "position": 5, "epoch_size": 10}
-        | {"step": 50, "valid_perplexity": 400.0},
-        {"kind": "epoch", "epoch": 1, "step": 100, "valid_perplexity": 300.0},
-    ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text, _ = written(tmp_path, [run])
-    assert figures(text)[0][1:] == [["run", "0.5", "400"], ["run", "1", "300"]]
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -52,12 +52,6 @@ def test_the_same_seed_gives_the_same_interval_however_many_are_drawn_at_once(mo
     assert once == paired_bootstrap(lines, loss_difference)
 
 
-def test_equal_models_differ_by_nothing():
-    found = paired_bootstrap(columns(0.0, 0.0), loss_difference)
-    assert (found.difference, found.low, found.high) == (0.0, 0.0, 0.0)
-    assert (found.lower, found.higher) == (0.0, 0.0)
-
-
 def test_one_line_cannot_be_resampled():
     with pytest.raises(DataError):
         paired_bootstrap(columns(0.0, 1.0, lines=1), loss_difference)

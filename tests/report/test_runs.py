@@ -173,10 +173,12 @@ def test_the_last_evaluation_of_each_kind_split_and_setting_counts(folder):
         valid := {**dynamic, "split": "valid"},
         {"kind": "plain", "split": "test", "perplexity": 58.0},
         {"kind": "cache", "split": "test", "perplexity": "inf"},
+        bands := {**dynamic, "kind": "translation", "subword_bands": [{"low": 0}]},
+        {**bands, "split": "files", "reference": "ours.de"},
     ]
     write_evaluations(folder, rows, tail='{"kind": "cac')
     run = read_run(folder)
-    assert run.evaluations == (dynamic, valid)
+    assert run.evaluations == (dynamic, valid, bands)
     assert run.remarks == ()
 
 
@@ -217,12 +219,3 @@ def test_the_line_of_the_test_names_the_weights_where_there_are_none(folder):
     run = read_run(folder)
     assert run.evaluations == (own,)
     assert len(run.remarks) == 1
-
-
-def test_evaluations_of_other_files_are_left_out(folder):
-    band = {"low": 0, "high": None, "types": 3, "wanted": 9, "written": 8, "matched": 5}
-    row = {"kind": "translation", "perplexity": 5.0, "subword_bands": [band], **of_weights(folder)}
-    test, own = {**row, "split": "test"}, {**row, "split": "files", "reference": "ours.de"}
-    write_evaluations(folder, [test, own])
-    run = read_run(folder)
-    assert (run.evaluations, run.remarks) == ((test,), ())

@@ -1,7 +1,6 @@
 """What the page shows of runs agrees with the public functions."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +24,11 @@ def test_next_words_are_those_of_generate(models):
 
 
 def test_words_that_differ_most_come_first(models):
-    changes = [abs(b - a) for a, b in (row["p"] for row in _next(models)["different"])]
+    different = answers.next_words(models, "lamp is")["different"]
+    changes = [abs(b - a) for a, b in (row["p"] for row in different)]
     assert changes == sorted(changes, reverse=True)
     assert changes[0] > 0
-    assert _next(models[:1])["different"] == []
-
-
-def _next(players):
-    return answers.next_words(players, "lamp is")
+    assert answers.next_words(models[:1], "lamp is")["different"] == []
 
 
 def test_a_prefix_read_in_steps_gives_the_same_probabilities(models):
@@ -199,19 +195,6 @@ def test_curves_grow_with_the_metrics(tmp_path):
     assert (shown["name"], shown["finished"], shown["best"]) == ("young", False, 50.5)
     assert shown["points"] == [(10, 50.5), (20, None)]
     assert shown["train"] == [(5, 70.0)]
-
-
-def test_curves_keep_their_colours_while_runs_train(tmp_path):
-    runs, looks = [begun(tmp_path / name) for name in ("a", "b", "c")], []
-    for last in runs:
-        for run in runs:
-            time = 2e9 if run == last else 1e9
-            (run / "metrics.jsonl").touch()
-            os.utime(run / "metrics.jsonl", (time, time))
-        found = answers.curves([tmp_path], [runs[2]])["runs"]
-        assert found[0]["name"] == "c"
-        looks.append({each["name"]: each["look"] for each in found})
-    assert looks == [{"c": "c0 d0", "a": "c1 d0", "b": "c2 d0"}] * 3
 
 
 def test_curves_of_given_runs_are_of_their_corpus(tmp_path):

@@ -58,13 +58,6 @@ def test_other_settings_are_another_experiment(workspace):
     assert workspace.study(read_plan("plan.toml")) == [TRAINED[1], TRAINED[3]]
 
 
-def test_stages_follow_one_another(workspace):
-    assert workspace.study(workspace.plan(STAGES.replace("[1, 2]", "[1]")))[:3] == CHAIN
-    assert set(states(workspace).values()) == {DONE}
-    row = next(row for row in read(workspace.ledger) if row.name == "a-seed-1-finetune")
-    assert [each["split"] for each in row.evaluations] == ["valid", "test"]
-
-
 def test_an_evaluation_by_another_plan_is_not_taken_for_its_own(workspace):
     workspace.study()
     subprocess.run([*runner.PROGRAM, "dynamic", "runs/a-seed-1"], check=True)

@@ -109,14 +109,6 @@ def test_partial_runs_and_repeated_ones_are_named(workspace):
     assert "Not in the tables" not in reported(workspace)
 
 
-def test_stages_have_tables_of_their_own(workspace):
-    text = reported(workspace, 'stages = ["train", "finetune", "dynamic"]' + PLAN, 60.0)
-    dynamic = text.split("### dynamic")[1]
-    assert "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 |  |  |  |  | 1.0 |" in dynamic
-    assert "minutes to 60" not in dynamic
-    assert "### finetune" in text
-
-
 def test_held_out_words_have_a_table(workspace):
     text = reported(workspace, 'stages = ["train", "words"]\nset = ["data.held_out=1"]' + PLAN)
     rows = text.split("### words")[1].splitlines()
