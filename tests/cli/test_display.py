@@ -1,7 +1,5 @@
 """Progress of long work, where there is no terminal."""
 
-import math
-
 import pytest
 
 from drill.cli import display
@@ -38,16 +36,6 @@ def test_lines_come_soon_at_first_and_then_once_a_minute(clock, capsys):
     assert first == "epoch 1    0%  train loss 2.000  ppl 7.4  100 tokens/s  6:38 left"
 
 
-def test_a_line_has_what_is_known(clock, capsys):
-    with display.TrainingDisplay() as shown:
-        clock[0] = 9.0
-        shown.show(Progress(1, 2, 0.5, 9, math.nan, 0.0, math.inf))
-        assert capsys.readouterr().err == "epoch 1   50%\n"
-        clock[0] = 99.0
-        shown.show(Progress(1, 2, 0.6, 9, math.nan, 100.0, 9.0))
-        assert capsys.readouterr().err == "epoch 1   60%  100 tokens/s  0:09 left\n"
-
-
 def test_quiet_is_a_line_a_minute(clock, capsys):
     with display.TrainingDisplay(quiet=True) as shown:
         shown.say("training")
@@ -58,15 +46,6 @@ def test_quiet_is_a_line_a_minute(clock, capsys):
     assert capsys.readouterr().err == ""
     with display.TrainingDisplay(silent=True) as shown:
         assert shown_at(clock, capsys, shown) == {}
-
-
-def test_the_star_of_an_epoch_line_is_explained_once(capsys):
-    with display.TrainingDisplay() as shown:
-        for _ in range(2):
-            shown.show(Progress(1, 1, 1.0, 400, 2.0, 100.0, 0.0, row=ROW))
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == f"{second}  (* best so far)"
-    assert "train ppl      8.00  valid ppl      7.00 *" in second
 
 
 def test_counting_prints_how_far_it_is(clock, capsys):

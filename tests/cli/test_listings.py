@@ -72,14 +72,6 @@ def test_settings_lists_every_setting(run_cli, cli_output, name):
     assert (code, len(out.splitlines())) == (0, len(rows) + 1)
 
 
-def test_long_cells_of_settings_move_no_other_line(cli_output):
-    corpus = "/" + 60 * "x"
-    lines = cli_output("settings", "ptb-drill-4", "--set", f"data.corpus={corpus}").splitlines()
-    starts = {line.rindex("  ") for line in lines if corpus not in line}
-    assert len(starts) == 1
-    assert max(starts) < 60
-
-
 def test_every_setting_has_a_description_and_none_is_left_over():
     described = set()
     changes = [[f"layer.name={name}"] for name in LAYERS if name != "adaptive"]
