@@ -9,7 +9,6 @@ import tables
 from drill import report
 
 RUNS = report.read(tables.ROOT / "results/runs.jsonl")
-BENCHMARKS = tables.read_rows("h200.jsonl")
 SIZE = {"size": "ptb", "tokens": 1400, "labels": 10_000, "width": 400, "dtype": "float32"}
 
 
@@ -77,36 +76,10 @@ def test_steps_are_divided_within_a_run():
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def latest(recipe: str) -> report.Row:
-    return [row for row in RUNS if row.recipe == recipe][-1]
-
-
-def changed(row: report.Row, key: str, value: object, **more: object) -> report.Row:
-    """The run with another setting of its training, after all others."""
-    settings = {**row.settings, "training": {**row.settings["training"], key: value}}
-    changes = [*(row.changes or ()), f"training.{key}: other -> {value}"]
-    later = {"recorded": "2027-01-01T00:00:00+00:00", "settings_digest": f"{key} {value}", **more}
-    return replace(row, settings=settings, changes=changes, **later)
-
-
-def test_translations_are_of_comparable_runs_only():
-    others = [
-        changed(latest("europarl-tied"), "beam", 3, extra={"bleu": 1.0}),
-        changed(latest("europarl-drill"), "beam", 3, extra={"bleu": 1.0}),
-    ]
-    assert tables.translations([*RUNS, *others]) == tables.translations(RUNS)
-
-
-def test_a_row_of_one_seed_has_no_interval():
-    cells = tables.study_row("ptb-full-length", "train", "drill-4", "")
-    _, _, _, difference, paper, seeds, _ = cells
-    assert ("to" in difference) == (int(seeds) > 1)
-    assert not paper
-
-
-def made(layer: str, seed: int, score: float, minute: int = 0, **more: object) -> report.Row:
+def made(
+    layer: str, seed: int, score: float, minute: int, lr: float | None = 1e-3, width: int = 8
+) -> report.Row:
     """A translator; ``lr`` and ``width`` are settings, and without lr a row has none."""
-    lr, width = more.pop("lr", 1e-3), more.pop("width", 8)
     settings = {
         "recipe": f"multi30k-{layer}",
         "data": {"corpus": "multi30k"},
@@ -120,7 +93,7 @@ def made(layer: str, seed: int, score: float, minute: int = 0, **more: object) -
         "recorded": f"2026-01-01T00:{minute:02}:00+00:00",
         "extra": {"bleu": score, "beam": 4, "length_penalty": 0.6},
     }  # fmt: skip
-    return replace(latest("multi30k-tied"), **(fields | more))
+    return replace(next(row for row in RUNS if row.recipe == "multi30k-tied"), **fields)
 
 
 def bleu(rows: list[report.Row]) -> list[list[str]]:
@@ -158,38 +131,3 @@ def test_runs_of_other_settings_are_not_compared(lr):
             ["multi30k", "tied"],
             ["multi30k", "dual"],
         ]
-
-
-def test_bands_are_of_the_search_that_gave_the_bleu():
-    band = {"low": 1, "high": None, "types": 3, "wanted": 10, "written": 10}
-
-    def of(matched: int, **more: object) -> dict[str, object]:
-        about = {"split": "test", "beam": 4, "length_penalty": 0.6}
-        return {**about, "subword_bands": [{**band, "matched": matched}], **more}
-
-    evaluations = [of(4), of(1, beam=8), of(9, reference="ours.de")]
-    row = made("tied", 1, 40.0, evaluations=evaluations)
-    assert [each.matched for each in ledger_tables._bands(row, "subword")] == [4]
-    assert ledger_tables._bands(row, "word") == []
-
-
-def test_a_whole_run_counts_before_an_epoch_and_that_before_a_part():
-    whole = replace(next(row for row in RUNS if row.name == "mt-demo"), note="")
-    part = replace(whole, changes=["training.epochs: 12 -> 3"], epochs=3)
-    epoch = {"name": "mt-demo", "seconds_median": 9.0, "device": "", "commit": ""}
-
-    def epochs(*rows: report.Row) -> int:
-        return ledger_tables.recipe_times(rows, [epoch])["mt-demo"]["epochs"]
-
-    assert (epochs(whole, part), epochs(part)) == (12, 1)
-
-
-def test_a_ledger_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["tables.py", str(tables.ROOT / "results/runs.jsonl")])
-    tables.main()
-    printed = capsys.readouterr().out
-    # What the page of figures cites.
-    first = "| 2,500 | +0.097 (+0.106, +0.088) | +0.027 (+0.035, +0.018) | "
-    assert f"{first}+0.082 (+0.132, +0.033) | +0.020 (+0.029, +0.012) |" in printed
-    assert "| multi30k | tied |" in printed
-    assert "Subwords of multi30k found again" in printed
