@@ -69,7 +69,7 @@ def test_a_frequency_gate_leaves_frequent_labels_tied(embedding):
     layer = DeepResidual(embedding, depth=1, gate="frequency", gate_count=50, counts=counts)
     assert [name for name, _ in layer.named_parameters() if "gate" in name] == []
     map_of = layer.labels() - embedding.weight
-    deep = layer.maps[0](embedding.weight, None)
+    deep = layer.maps[0](embedding.weight)
     torch.testing.assert_close(map_of[0], deep[0])
     torch.testing.assert_close(map_of[1], deep[1] / 2)
     torch.testing.assert_close(map_of[2], torch.zeros(D), atol=1e-6, rtol=0)
@@ -102,8 +102,8 @@ def test_a_correction_starts_at_zero_and_has_a_row_per_label(embedding, options)
     A, B = layer.correction_embeddings, layer.correction_map
     assert (A.shape, B.shape) == ((V, 3), (3, D))
     nn.init.uniform_(A)
-    wanted = A @ B - (A @ B).mean(0) * layer.center
-    torch.testing.assert_close(layer.labels() - plain.labels(), wanted)
+    expected = A @ B - (A @ B).mean(0) * layer.center
+    torch.testing.assert_close(layer.labels() - plain.labels(), expected)
     rows = torch.tensor([3, 0, 3])
     torch.testing.assert_close(layer.labels(rows), layer.labels()[rows])
 

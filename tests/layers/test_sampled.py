@@ -329,9 +329,6 @@ def test_a_layer_on_another_device_raises():
     hidden, targets = batch(layer, 5)
     with pytest.raises(ValueError, match=r"\.to\(\)"):
         layer.nll(hidden.to("meta"), targets.to("meta"))
-    layer.generator = torch.Generator()
-    with pytest.raises(ValueError, match="generator"):
-        layer.sample(3, torch.device("meta"))
 
 
 # -- on a GPU -----------------------------------------------------------------------------------

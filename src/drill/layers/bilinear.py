@@ -59,7 +59,7 @@ class Bilinear(MatrixLayer):
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)
-        Y = self.label_map(E, self.label_map.draw_mask(E))  # (V, d_h)
+        Y = self.label_map(E)  # (V, d_h)
         return (Y + E).to(Y.dtype) if self.residual else Y  # autocast widens the sum
 
     def extra_repr(self) -> str:

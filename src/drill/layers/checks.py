@@ -9,7 +9,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from drill.errors import invalid, require
 from drill.kernels.runtime.checks import is_integer, is_number
@@ -69,10 +68,8 @@ def check_counts(layer: str, counts: Tensor | Sequence[float] | None, labels: in
             raise invalid(layer, "counts", expected, type(counts).__name__) from None
     shape = tuple(counts.shape)
     require(shape == (labels,), layer, "counts", f"one per label, ({labels},)", shape)
-    wrong = ~(counts >= 0)  # NaN, too
-    if not counts.is_meta and wrong.any():
-        first = int(wrong.nonzero()[0])
-        raise invalid(layer, f"counts[{first}]", "at least 0", counts[first].item())
+    if not counts.is_meta and not (counts >= 0).all():
+        raise invalid(layer, "counts", "at least 0", counts.min().item())
     return counts
 
 
@@ -82,39 +79,27 @@ def check_counts(layer: str, counts: Tensor | Sequence[float] | None, labels: in
 @contextmanager
 def restored_modes(module: nn.Module) -> Iterator[None]:
     """A block after which every submodule is in train or eval mode as before."""
-    modes = [(each, each.training) for each in module.modules()]
+    modes = [(part, part.training) for part in module.modules()]
     try:
         yield
     finally:
-        for each, mode in modes:
-            each.training = mode
+        for part, mode in modes:
+            part.training = mode
 
 
 def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:
-    """The hooks of a module and those registered for all modules.
-
-    Pruning and weight_norm are hooks, too: they compute the weight before each call.
-    """
+    """The hooks of a module; those of pruning and weight_norm compute the weight at each call."""
     return [
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
         module._backward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_backward_hooks,
-        torch_module._global_backward_pre_hooks,
     ]
 
 
 def hooked(module: nn.Module) -> bool:
     """Whether a call of the module may do more than the ``forward`` of its class."""
     return any(hook_dicts(module)) or "forward" in vars(module)
-
-
-def only_weights_count(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is exactly a ``kind``, no subclass such as an adapter, and has no hooks."""
-    return type(module) is kind and not hooked(module)
 
 
 # -- the initial embedding ----------------------------------------------------------------------

@@ -63,7 +63,7 @@ def encode(
     """E^(depth) of the equation above, in plain PyTorch."""
     X = E
     for i, f in enumerate(maps):
-        Y = f(X, f.draw_mask(X), wide=center)
+        Y = f(X, wide=center)
         if residual_between and i > 0:
             Y = Y + X
         if gate is not None and i == len(maps) - 1:
@@ -153,27 +153,14 @@ class DeepResidual(MatrixLayer):
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         depth = check_integer(name, "depth", depth, minimum=0)
         factory = factory_kwargs(embedding)
-        options = MapOptions(
-            name,
-            activation,
-            dropout,
-            locked,
-            dropout_at,
-            init_range,
-            map_bias,
-            factory,
-            norm,
-            block,
-        )
-        if depth == 0 and d_h != d:
-            raise ValueError(f"{name}: hidden_size is {d_h}, but depth 0 is weight tying: give {d}")
-        if check_bool(name, "residual", residual):
-            require(
-                d_h == d, name, "hidden_size", f"the embedding's width {d} with residual=True", d_h
-            )
-        if one_of(name, "apply_to", apply_to, get_args(ApplyTo)) != "output":
-            expected = f"the embedding's width {d} with apply_to={apply_to!r}"
-            require(d_h == d, name, "hidden_size", expected, d_h)
+        map_options = MapOptions(
+            name, activation, dropout, locked, dropout_at, init_range, map_bias, factory,
+            norm, block,
+        )  # fmt: skip
+        one_of(name, "apply_to", apply_to, get_args(ApplyTo))
+        if check_bool(name, "residual", residual) or depth == 0 or apply_to != "output":
+            others = "others need residual=False, depth >= 1 and apply_to='output'"
+            require(d_h == d, name, "hidden_size", f"the embedding's width {d} ({others})", d_h)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
@@ -184,8 +171,8 @@ class DeepResidual(MatrixLayer):
         self.gate_count = check_positive(name, "gate_count", gate_count)
         self.correction = check_integer(name, "correction", correction, minimum=0)
         self.apply_to, self.encodes_inputs = apply_to, apply_to != "output"
-        self._inputs: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
-        maps = [LabelMap(d if i == 0 else d_h, d_h, options) for i in range(depth)]
+        self.input_cache: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
+        maps = [LabelMap(d if i == 0 else d_h, d_h, map_options) for i in range(depth)]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
         if check_bool(name, "zero_start", zero_start) and depth > 0:
             self._start_at_zero()
@@ -211,10 +198,8 @@ class DeepResidual(MatrixLayer):
         name, V = type(self).__name__, label_count(self.embedding)
         factory = factory_kwargs(self.embedding)
         self.gates: Tensor | None  # g
-        if self.gate != "none":
-            if not self.residual:
-                raise ValueError(f"{name}: gate needs residual=True: at 0 it leaves the embedding")
-            require(self.depth > 0, name, "depth", f"at least 1 for gate={self.gate!r}", self.depth)
+        if self.gate != "none" and (self.depth == 0 or not self.residual):
+            raise ValueError(f"{name}: gate={self.gate!r} needs residual=True and depth >= 1")
         if self.gate == "frequency":
             seen = check_counts(name, counts, V)
             self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**factory))
@@ -227,15 +212,14 @@ class DeepResidual(MatrixLayer):
             self.gates = nn.Parameter(torch.zeros(1 if self.gate == "scalar" else V, **factory))
 
     def _add_correction(self, init_range: float) -> None:
-        rank, most = self.correction, self.hidden_size
-        fits = f"at most the width {most}"
-        require(rank <= most, type(self).__name__, "correction", fits, rank)
+        rank, d_h = self.correction, self.hidden_size
+        require(rank <= d_h, type(self).__name__, "correction", f"at most hidden_size {d_h}", rank)
         self.correction_embeddings: Tensor | None = None  # A
         self.correction_map: Tensor | None = None  # B
-        if rank:
+        if rank > 0:
             factory = factory_kwargs(self.embedding)
             A = torch.zeros(label_count(self.embedding), rank, **factory)
-            B = torch.empty(rank, most, **factory).uniform_(-init_range, init_range)
+            B = torch.empty(rank, d_h, **factory).uniform_(-init_range, init_range)
             self.correction_embeddings, self.correction_map = nn.Parameter(A), nn.Parameter(B)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
@@ -248,7 +232,7 @@ class DeepResidual(MatrixLayer):
         """The rows of input words, (V, d): E, or encoded as ``apply_to`` says."""
         if self.apply_to == "output":
             return self.label_weight
-        return self._inputs.read(self, self._encoded)
+        return self.input_cache.read(self, self._encoded)
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids (...) -> rows of ``input_weight`` (..., d), in the dtype of E."""
@@ -265,18 +249,18 @@ class DeepResidual(MatrixLayer):
             A = None if A is None else A[rows]
         E = label_vectors(self.embedding, rows)
         correction = None if A is None or B is None else A @ B
-        options = {"residual": self.residual, "residual_between": self.residual_between}
-        fused = encode_maps(
-            E, self.maps, self.hidden_size, self.impl, unfused=self._unfused, **options
+        residuals = {"residual": self.residual, "residual_between": self.residual_between}
+        Y = encode_maps(
+            E, self.maps, self.hidden_size, self.impl, **residuals, unfused=self._unfused
         )
-        if fused is not None:
-            if gates is not None:
-                fused = torch.lerp(E.to(fused.dtype), fused, gates[:, None].to(fused.dtype))
-            return fused if correction is None else fused + correction
-        labels = encode(
-            E, self.maps, **options, gate=gates, correction=correction, center=self.center
-        )
-        return E if labels is E else labels.to(compute_dtype(E))  # autocast widens a sum with E
+        if Y is None:
+            Y = encode(
+                E, self.maps, **residuals, gate=gates, correction=correction, center=self.center
+            )
+            return E if Y is E else Y.to(compute_dtype(E))  # autocast widens a sum with E
+        if gates is not None:
+            Y = torch.lerp(E.to(Y.dtype), Y, gates[:, None].to(Y.dtype))
+        return Y if correction is None else Y + correction
 
     @property
     def _unfused(self) -> str | None:

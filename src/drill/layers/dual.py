@@ -66,13 +66,13 @@ class DualNonlinear(MatrixLayer):
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)
-        Y = self.label_map(E, self.label_map.draw_mask(E))  # (V, k)
+        Y = self.label_map(E)  # (V, k)
         return (Y + E).to(Y.dtype) if self.residual else Y  # autocast widens the sum
 
     def context(self, hidden: Tensor) -> Tensor:
         hidden = super().context(hidden)
         check_operand(type(self).__name__, hidden, "context_map", self.context_map.linear.weight)
-        Y = self.context_map(hidden, None)  # (..., k)
+        Y = self.context_map(hidden)  # (..., k)
         return Y + hidden if self.residual else Y
 
     def extra_repr(self) -> str:

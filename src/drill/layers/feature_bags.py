@@ -64,10 +64,10 @@ class FeatureBags(nn.Module):
 
     def extend(self, labels: Sequence[Bags]) -> None:
         """Append new labels; call ``layer.resize(source.num_embeddings)`` after."""
-        pairs = zip(_entries(labels), self._a(), strict=True)
-        ids, starts, weights = (new.to(old) for new, old in pairs)
-        starts = torch.cat([self.starts, self.starts[-1] + starts[1:]])
-        self._set(torch.cat([self.ids, ids]), starts, torch.cat([self.weights, weights]))
+        ids, starts, weights = _entries(labels)
+        starts = torch.cat([self.starts, self.starts[-1] + starts[1:].to(self.starts)])
+        ids = torch.cat([self.ids, ids.to(self.ids)])
+        self._set(ids, starts, torch.cat([self.weights, weights.to(self.weights)]))
 
     def truncate(self, labels: int) -> None:
         """Keep the first ``labels``; call ``layer.resize(labels)`` after."""
@@ -75,16 +75,14 @@ class FeatureBags(nn.Module):
         end = int(self.starts[labels])
         self._set(self.ids[:end], self.starts[: labels + 1], self.weights[:end])
 
-    def _a(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.ids, self.starts, self.weights
-
     def forward(self, rows: Tensor | None = None) -> Tensor:
         """E' (V, d), or its ``rows`` (R, d)."""
         if rows is not None and not torch.is_grad_enabled():
             return self._rows(rows)
-        transposed = self.of_feature, self.feature_starts, self.feature_weights
-        found: Tensor = cast(Any, _Product).apply(self.embedding, *self._a(), *transposed)
-        return found if rows is None else F.embedding(rows, found)
+        A = self.ids, self.starts, self.weights
+        A_transposed = self.of_feature, self.feature_starts, self.feature_weights
+        E: Tensor = cast(Any, _Product).apply(self.embedding, *A, *A_transposed)
+        return E if rows is None else F.embedding(rows, E)
 
     def _rows(self, rows: Tensor) -> Tensor:
         """Some rows, without the others: a text is read word by word in generation."""
@@ -106,9 +104,9 @@ class _Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, C: Tensor, *both: Tensor) -> Tensor:
-        ctx.save_for_backward(*both[3:])
-        return _product(C, *both[:3])
+    def forward(ctx: Any, C: Tensor, *A_and_transposed: Tensor) -> Tensor:
+        ctx.save_for_backward(*A_and_transposed[3:])
+        return _product(C, *A_and_transposed[:3])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -46,9 +46,9 @@ class FullSoftmax(MatrixLayer):
             factory = factory_kwargs(embedding)
             hidden_size = width if hidden_size is None else hidden_size
         hidden_size = check_integer(name, "hidden_size", hidden_size)
-        own = nn.Embedding(labels, hidden_size, **factory)
-        init_uniform(name, "init_range", init_range, [own.weight])
-        super().__init__(own, hidden_size, bias, joint_size=hidden_size)
+        W = nn.Embedding(labels, hidden_size, **factory)
+        init_uniform(name, "init_range", init_range, [W.weight])
+        super().__init__(W, hidden_size, bias, joint_size=hidden_size)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         return self.label_rows(rows, check)  # (V, d_h)

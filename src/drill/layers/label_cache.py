@@ -60,22 +60,18 @@ class Snapshot:
         registered = [d for x in modules for d in (x._parameters, x._buffers)]
         hooks = [d for x in modules[1:] for d in hook_dicts(x)] if samples else []
         dicts = [*map(vars, modules), *(x._modules for x in modules), *registered, *hooks]
-        once = {id(each): each for each in dicts}  # hooks of all modules are in one dict
-        self.views = [each.values() for each in once.values()]  # they show later changes
+        self.views = [each.values() for each in dicts]  # they show later changes
         self.objects = list(chain(*self.views))
         tensors = [x for x in self.objects if isinstance(x, Tensor)]
         # In training, the forward pass itself may write to buffers.
         self.versioned = [x for x in tensors if samples or isinstance(x, nn.Parameter)]
         self.versions = self._versions()
-        # The slices also own the memory, so that no other tensor can get the same address.
-        self.slices: list[Tensor] = []  # on a CPU, where torch.cat takes longer than to read each
-        self.joined: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # on other devices
+        # The entries also own the memory, so that no other tensor can get the same address.
+        self.entries: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for x in tensors if samples else ():
             entries = x.detach().reshape(-1)[:: max(1, x.numel() // SAMPLES)]
             entries = entries.view(BITS[x.element_size()])  # NaN equals itself, 0.0 is not -0.0
-            key = x.device, entries.dtype
-            group = self.slices if x.is_cpu else self.joined.setdefault(key, [])
-            group.append(entries)
+            self.entries.setdefault((x.device, entries.dtype), []).append(entries)
         self.samples = self._samples()
         self.summed = [x.detach() for x in tensors] if samples else []
         self.sums = self._sums()
@@ -96,11 +92,10 @@ class Snapshot:
         return [(x._version, x.data_ptr()) for x in self.versioned]
 
     def _samples(self) -> list[list[int]]:
-        return [x.tolist() for x in chain(self.slices, map(torch.cat, self.joined.values()))]
+        return [torch.cat(entries).tolist() for entries in self.entries.values()]
 
     def _sums(self) -> list[Tensor]:
-        float32 = torch.float32
-        return [x.sum(-1, dtype=torch.promote_types(x.dtype, float32)) for x in self.summed]
+        return [x.sum(-1, dtype=torch.promote_types(x.dtype, torch.float32)) for x in self.summed]
 
 
 class LabelCache(Generic[T]):
@@ -133,9 +128,9 @@ class LabelCache(Generic[T]):
             if isinstance(labels, nn.Parameter):  # nothing was encoded
                 return labels
             with suppress(RuntimeError):  # tensors without a version or memory
-                found = _context(parameter.device, labels)
-                if found is not None:
-                    self._entry = labels, parameter.device, found, Snapshot(layer)
+                made_in = _context(parameter.device, labels)
+                if made_in is not None:
+                    self._entry = labels, parameter.device, made_in, Snapshot(layer)
         return labels
 
     def clear(self) -> None:
@@ -263,11 +258,9 @@ def _context(device: torch.device, labels: object) -> tuple[object, ...] | None:
         return None
     version = labels._version if isinstance(labels, Tensor) else None
     autocast = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
-    if device.type != "cuda":
-        return version, _steps[0], autocast
     # Another stream would have to wait for the labels.
-    stream, precision = torch.cuda.current_stream(device), torch.backends.cuda.matmul.fp32_precision
-    return version, _steps[0], autocast, stream, precision
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    return version, _steps[0], autocast, stream
 
 
 @torch.no_grad()

@@ -19,7 +19,6 @@ from drill.layers.checks import (
     check_positive,
     hooked,
     one_of,
-    only_weights_count,
 )
 from drill.layers.label_source import FactoryKwargs
 
@@ -29,7 +28,7 @@ Norm = Literal["none", "rms"]
 Block = Literal["map", "mlp"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class MapOptions:
     """The options that all layers with maps share, checked."""
 
@@ -46,7 +45,7 @@ class MapOptions:
 
     def __post_init__(self) -> None:
         one_of(self.layer, "activation", self.activation, get_args(Activation))
-        object.__setattr__(self, "dropout", check_fraction(self.layer, "dropout", self.dropout))
+        self.dropout = check_fraction(self.layer, "dropout", self.dropout)
         one_of(self.layer, "dropout_at", self.dropout_at, get_args(DropoutAt))
         one_of(self.layer, "norm", self.norm, get_args(Norm))
         one_of(self.layer, "block", self.block, get_args(Block))
@@ -108,33 +107,39 @@ class LabelMap(nn.Module):
             return f"it has block={self.block!r}"
         return "it has hooks" if hooked(self) or hooked(self.linear) else None
 
-    def forward(self, X: Tensor, mask: Tensor | None, wide: bool = False) -> Tensor:
-        """f(X); with ``wide`` activated and returned in at least float32, also under autocast."""
+    def forward(self, X: Tensor, wide: bool = False) -> Tensor:
+        """f(X) with a new dropout mask.
+
+        With ``wide`` it is activated and returned in at least float32, also under autocast.
+        """
+        mask = self.draw_mask(X)
         if wide:
             X = X.to(self.linear.weight.dtype)
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
         if self.norm == "rms":
             X = F.rms_norm(X, X.shape[-1:], eps=RMS_EPS)
-        before = self.dropout_at == "input"
-        if mask is not None and before and self._masks_weight(X, mask):
-            Y = F.linear(X, masked(self.linear.weight, mask), self.linear.bias)
+        input_mask, output_mask = (mask, None) if self.dropout_at == "input" else (None, mask)
+        if input_mask is None:
+            Y = self.linear(X)
+        elif self._masks_weight(X, input_mask):
+            Y = F.linear(X, masked(self.linear.weight, input_mask), self.linear.bias)
         else:
-            Y = self.linear(masked(X, mask) if mask is not None and before else X)
+            Y = self.linear(masked(X, input_mask))
         dtype = torch.promote_types(Y.dtype, torch.float32) if wide else Y.dtype
         if self.output is None:
             Y = ACTIVATIONS[self.activation](Y.to(dtype))
         else:
             Y = self.output(ACTIVATIONS[self.activation](Y)).to(dtype)
-        return Y if mask is None or before else masked(Y, mask)
+        return Y if output_mask is None else masked(Y, output_mask)
 
     def _masks_weight(self, X: Tensor, mask: Tensor) -> bool:
         """Whether to compute drop(X) U as X drop(U): a locked mask then has d_out rows to scale.
 
         Not in half precision, so that X is rounded as in the fused encoder.
         """
-        whole = only_weights_count(self.linear, nn.Linear)
-        fewer = mask.shape[0] == 1 and X.shape[0] > self.linear.out_features
-        return whole and fewer and compute_dtype(X).itemsize >= 4
+        smaller = mask.shape[0] == 1 and X.shape[0] > self.linear.out_features
+        plain = type(self.linear) is nn.Linear and not hooked(self.linear)
+        return smaller and plain and compute_dtype(X).itemsize >= 4
 
     def extra_repr(self) -> str:
         return (

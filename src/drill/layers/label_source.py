@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from drill.errors import require
 from drill.kernels.loss.checks import check_range
-from drill.kernels.runtime.checks import require_type
 from drill.layers.checks import check_integer
 
 
@@ -41,12 +40,8 @@ class Descriptions(nn.Module):
 
     def __init__(self, encoder: nn.Module, descriptions: Tensor, embedding_dim: int) -> None:
         super().__init__()
-        name, shape = type(self).__name__, tuple(getattr(descriptions, "shape", ()))
-        require_type(encoder, nn.Module, name, "encoder", "an nn.Module")
-        require_type(descriptions, Tensor, name, "descriptions", "a tensor")
-        require(0 not in (*shape[:1], len(shape)), name, "descriptions", "one row per label", shape)
         self.encoder = encoder
-        self.embedding_dim = check_integer(name, "embedding_dim", embedding_dim)
+        self.embedding_dim = check_integer("Descriptions", "embedding_dim", embedding_dim)
         self.register_buffer("descriptions", descriptions)
 
     @property
@@ -55,12 +50,6 @@ class Descriptions(nn.Module):
 
     def extend(self, descriptions: Tensor) -> None:
         """Append descriptions of new labels; call ``layer.resize(source.num_embeddings)`` after."""
-        old, name = self.descriptions, type(self).__name__
-        require_type(descriptions, Tensor, name, "new rows", "a tensor")
-        same = torch.can_cast(descriptions.dtype, old.dtype)
-        require(same, name, "new rows", f"of {old.dtype}", descriptions.dtype, TypeError)
-        shape, wanted = tuple(descriptions.shape[1:]), tuple(old.shape[1:])
-        require(shape == wanted, name, "new rows", f"of shape {wanted}", shape)
         self.descriptions = torch.cat([self.descriptions, descriptions.to(self.descriptions)])
 
     def truncate(self, labels: int) -> None:
@@ -71,17 +60,16 @@ class Descriptions(nn.Module):
         self.descriptions = self.descriptions[:labels].clone()  # a view would keep the memory
 
     def forward(self, rows: Tensor | None = None) -> Tensor:
-        chosen = self.descriptions if rows is None else self.descriptions[rows]
-        vectors = cast(Tensor, self.encoder(chosen))
-        shape, wanted = tuple(vectors.shape), (chosen.shape[0], self.embedding_dim)
-        require(shape == wanted, "Descriptions", "the encoder's output", str(wanted), shape)
+        descriptions = self.descriptions if rows is None else self.descriptions[rows]
+        vectors = cast(Tensor, self.encoder(descriptions))
+        expected, shape = (len(descriptions), self.embedding_dim), tuple(vectors.shape)
+        require(shape == expected, "Descriptions", "the encoder's output", str(expected), shape)
         return vectors
 
 
 def label_width(name: str, source: Any) -> int:
     """d, the width of a label vector; TypeError unless ``source`` is a label source."""
-    bag = isinstance(source, nn.EmbeddingBag)  # has no row for each label
-    if bag or not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
+    if not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
         raise TypeError(
             f"{name}: embedding must be an nn.Embedding or a LabelSource such as Descriptions, "
             f"got {type(source).__name__}"
@@ -126,16 +114,10 @@ def checked_rows(
     name: str, source: nn.Embedding | LabelSource, rows: Tensor, check: bool
 ) -> Tensor:
     """``rows`` (R,) as int64; with ``check`` IndexError unless each is a label."""
-    require_type(rows, Tensor, name, "rows", "a tensor of label ids")
-    whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
-    shape = tuple(rows.shape)
-    require(whole, name, "rows", "whole numbers", rows.dtype, TypeError)
-    require(len(shape) == 1, name, "rows", "of shape (R,)", shape, TypeError)
-    device = factory_kwargs(source)["device"]
-    if device is not None and rows.device != device:
-        raise ValueError(
-            f"{name}: rows are on {rows.device} but the label vectors on {device}; "
-            "move one with .to()"
+    if rows.dim() != 1 or rows.dtype == torch.bool or rows.is_floating_point():
+        raise TypeError(
+            f"{name}: rows must be label ids of shape (R,), got {rows.dtype} of shape "
+            f"{tuple(rows.shape)}"
         )
     rows = rows.long()
     if check:
@@ -152,9 +134,8 @@ def resize_rows(
     added = max(0, new_size - old_size)
     width = source.embedding_dim
     if vectors is not None:
-        require_type(vectors, Tensor, name, "vectors", "a tensor")
-        shape, wanted = tuple(vectors.shape), (added, width)
-        require(shape == wanted, name, "vectors", f"of shape {wanted}", shape)
+        shape = tuple(vectors.shape)
+        require(shape == (added, width), name, "vectors", f"of shape {(added, width)}", shape)
     if not isinstance(source, nn.Embedding):
         if new_size != old_size:
             method = "extend" if new_size > old_size else "truncate"

@@ -99,11 +99,11 @@ def input_encoder(layer: OutputLayer) -> Any:
 def single_encoding(layer: OutputLayer) -> Iterator[None]:
     """Inside, which is one loss, input words and labels read one encoding with one dropout mask."""
     inputs = input_encoder(layer)
-    if inputs is None or inputs._inputs.block is not None:  # one of shared_labels
+    if inputs is None or inputs.input_cache.block is not None:  # one of shared_labels
         yield
         return
     encoded = inputs.input_weight
-    with inputs._inputs.inside(inputs, lambda: encoded):
+    with inputs.input_cache.inside(inputs, lambda: encoded):
         yield
 
 

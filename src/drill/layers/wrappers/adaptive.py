@@ -94,11 +94,6 @@ class AdaptiveSoftmax(WrappingLayer):
     def softmaxes(self, weight: Tensor) -> list[ClusterSoftmax]:
         """The head, then the clusters, from all encoded labels (V, k)."""
         V = weight.shape[0]
-        if self.cutoffs[-1] >= V:
-            raise ValueError(
-                f"{type(self).__name__}: the last cutoff is {self.cutoffs[-1]}, but the layer has "
-                f"only {V} labels left; build it again with smaller cutoffs"
-            )
         self.ranking.check(V)
         bias = self.cluster_bias.new_zeros(V) if self.layer.bias is None else self.layer.bias
         sizes = [end - start for start, end in pairwise((0, *self.cutoffs, V))]
@@ -214,21 +209,21 @@ class AdaptiveSoftmax(WrappingLayer):
             return torch.stack([losses, nll_with_lowered_target(losses, delta)], 1)
 
         losses = cost(head, context, in_head)
-        inside = [
-            torch.where(cluster == i + 1, rank - c, IGNORE_INDEX)
-            for i, c in enumerate(self.cutoffs)
+        in_cluster = [
+            torch.where(cluster == i + 1, rank - c_i, IGNORE_INDEX)
+            for i, c_i in enumerate(self.cutoffs)
         ]
         if must_not_wait(context.device):
-            for softmax, own in zip(clusters, inside, strict=True):
-                losses = losses + cost(softmax, context, own)
+            for softmax, targets in zip(clusters, in_cluster, strict=True):
+                losses = losses + cost(softmax, context, targets)
         else:
             sizes = torch.stack([(cluster == i).sum() for i in range(len(softmaxes))]).tolist()
             _, *members = cluster.argsort(stable=True).split(sizes)
-            for softmax, own, tokens in zip(clusters, inside, members, strict=True):
+            for softmax, targets, tokens in zip(clusters, in_cluster, members, strict=True):
                 # Also without tokens: data-parallel training waits for a gradient of all.
-                each = cost(softmax, context.index_select(0, tokens), own[tokens])
-                losses = losses.index_add(0, tokens, each)
-        return [each.view(shape) for each in losses.unbind(1)]
+                part = cost(softmax, context.index_select(0, tokens), targets[tokens])
+                losses = losses.index_add(0, tokens, part)
+        return [column.view(shape) for column in losses.unbind(1)]
 
     # -- as the wrapped layer -----------------------------------------------------------------
 
@@ -276,8 +271,8 @@ def _maps(k: int, k_i: int, reduction_factor: float, like: Tensor) -> tuple[nn.M
     if not like.is_meta:
         Q = torch.empty(k_i, k, dtype=torch.float32, device="cpu")
         nn.init.orthogonal_(Q, gain=(k / k_i) ** 0.25)
-        for each in (A, B):
-            each.weight = nn.Parameter(Q.to(like.device, like.dtype, copy=True))
+        for linear in (A, B):
+            linear.weight = nn.Parameter(Q.to(like.device, like.dtype, copy=True))
     return A, B
 
 

@@ -53,10 +53,13 @@ class DirectOutputConnection(Mixture):
         self.hidden_size = sum(self.widths)
         factory, w = factory_kwargs(layer.embedding), layer.hidden_size
         self.prior = nn.Linear(self.widths[-1], self.experts, bias=False, **factory)
-        read = zip(self.widths, self.experts_per_state, strict=True)
-        maps = {str(n): nn.Linear(d, own * w, **factory) for n, (d, own) in enumerate(read) if own}
-        self.latents = nn.ModuleDict(maps)  # by state
-        weights = [linear.weight for linear in (self.prior, *maps.values())]
+        latents = {
+            str(n): nn.Linear(d_n, K_n * w, **factory)
+            for n, (d_n, K_n) in enumerate(zip(self.widths, self.experts_per_state, strict=True))
+            if K_n > 0
+        }
+        self.latents = nn.ModuleDict(latents)  # W_e and b_e, by state
+        weights = [linear.weight for linear in (self.prior, *latents.values())]
         init_uniform(name, "init_range", init_range, weights)
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,7 @@ class Mixtape(ScoreLayer):
         self.gate_prior = nn.Linear(d_h, nodes, bias=False, **factory)  # u_n
         self.gate_vectors = nn.Parameter(torch.empty(self.gates, self.gate_size, **factory))  # v_y
         self.gate_bias = nn.Parameter(torch.zeros(nodes, self.gates, **factory))  # b_yn
-        weights = [each.weight for each in (self.latent, self.gate_context, self.gate_prior)]
+        weights = [f.weight for f in (self.latent, self.gate_context, self.gate_prior)]
         init_uniform(name, "init_range", init_range, [*weights, self.gate_vectors])
 
     def context(self, hidden: Tensor) -> Tensor:
@@ -100,15 +100,15 @@ class Mixtape(ScoreLayer):
         contexts, gates, prior = inputs
         V = weight.shape[0]
         self.ranking.check(V)
-        own = min(self.gates, V) - 1  # ranks with gates of their own; the others share row ``own``
-        frequent, others = self.ranking.by_rank(weight).split([own, V - own])
-        vectors, shared = self.gate_vectors[:own], self.gate_vectors[own]
+        G = min(self.gates, V)
+        frequent, others = self.ranking.by_rank(weight).split([G - 1, V - G + 1])
+        vectors, shared = self.gate_vectors[: G - 1], self.gate_vectors[G - 1]
         nodes = [
-            torch.sigmoid(upcast(F.linear(g, vectors)) + p[..., None] + b[:own])  # (..., own)
+            torch.sigmoid(upcast(F.linear(g, vectors)) + p[..., None] + b[: G - 1])  # (..., G-1)
             for g, p, b in zip(gates.unbind(-2), prior.unbind(-1), self.gate_bias, strict=True)
         ]
         parts = [upcast(F.linear(context, frequent)) for context in contexts.unbind(-2)]
-        mixed = mix(contexts, self._gates(gates, prior, shared, self.gate_bias[:, own]))
+        mixed = mix(contexts, self._gates(gates, prior, shared, self.gate_bias[:, G - 1]))
         scores = torch.cat([mix_tree(parts, nodes), upcast(F.linear(mixed, others))], dim=-1)
         scores = self.ranking.by_label(scores)
         return scores if self.layer.bias is None else scores + self.layer.bias
@@ -124,8 +124,8 @@ class Mixtape(ScoreLayer):
         contexts, gates, prior = inputs
         V = weight.shape[0]
         ranks = self.ranking.ranks_of(targets.clamp(0, V - 1)).clamp(max=min(self.gates, V) - 1)
-        own = self._gates(gates, prior, self.gate_vectors[ranks], self.gate_bias.t()[ranks])
-        return adversarial_delta(epsilon, mix(contexts, own), target_rows(weight, targets))
+        gates = self._gates(gates, prior, self.gate_vectors[ranks], self.gate_bias.t()[ranks])
+        return adversarial_delta(epsilon, mix(contexts, gates), target_rows(weight, targets))
 
     def extra_repr(self) -> str:
         return (

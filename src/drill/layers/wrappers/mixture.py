@@ -104,8 +104,8 @@ class Mixture(WrappingLayer):
         self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         log_prior, contexts, weight = self._read(hidden)
-        each = targets[..., None].expand(contexts.shape[:-1])
-        losses = adversarial_nll(epsilon, contexts, weight, each, self.layer.bias, options)
+        of_experts = targets[..., None].expand(contexts.shape[:-1])  # (..., K)
+        losses = adversarial_nll(epsilon, contexts, weight, of_experts, self.layer.bias, options)
         ignored = targets == options.ignore_index
         plain, lowered = (
             torch.where(ignored, 0.0, -torch.logsumexp(log_prior - x, -1)) for x in losses

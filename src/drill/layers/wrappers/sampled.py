@@ -75,17 +75,12 @@ class SampledSoftmax(WrappingLayer):
     def sample(self, count: int, device: torch.device) -> Tensor:
         """Frequency ranks (count,) drawn with replacement from q; never waits for a device."""
         V = self.vocabulary_size
-        g, own = self.generator, _with_float64(device)
-        if g is not None and g.device.type != own.type:
-            raise ValueError(
-                f"{type(self).__name__}: the generator is on {g.device} but hidden on {device}; "
-                f"give torch.Generator({own.type!r})"
-            )
+        drawn_on, generator = _with_float64(device), self.generator
         if self.proposal == "uniform":
-            return torch.randint(V, (count,), generator=g, device=own).to(device)
+            return torch.randint(V, (count,), generator=generator, device=drawn_on).to(device)
         # The inverse of the cumulative distribution log(r+1) / log(V+1). In float64: the grid of
         # float32 is as coarse as q itself in the tail of a large vocabulary.
-        u = torch.rand(count, generator=g, device=own, dtype=torch.float64)
+        u = torch.rand(count, generator=generator, device=drawn_on, dtype=torch.float64)
         r = (u * math.log(V + 1)).exp().long() - 1
         return r.clamp(0, V - 1).to(device)  # exp may round up to V + 1
 
@@ -128,11 +123,6 @@ class SampledSoftmax(WrappingLayer):
             raise ValueError(
                 f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels; "
                 "train with label_smoothing=0, or train the wrapped layer"
-            )
-        if self.layer.bias is not None and len(self.layer.bias) != V:
-            raise ValueError(
-                f"{name}: bias {tuple(self.layer.bias.shape)} does not match the {V} labels; call "
-                f"layer.resize({V})"
             )
         self.ranking.check(V)
         flat = targets.reshape(-1)  # (N,)
