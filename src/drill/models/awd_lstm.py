@@ -129,21 +129,23 @@ class AwdLstm(Encoder):
         if init_range is not None:
             words = cast(nn.Module, embedding).parameters()
             init_uniform(name, "init_range", init_range, words)
-        for each in self.lstms:
+        for layer in self.lstms:
             if lstm_init_range is not None:
-                init_uniform(name, "lstm_init_range", lstm_init_range, each.parameters())
+                init_uniform(name, "lstm_init_range", lstm_init_range, layer.parameters())
             if forget_bias != 0.0:
                 with torch.no_grad():
-                    Weights(*each.all_weights[0]).b_ih.chunk(4)[1].add_(forget_bias)
+                    Weights(*layer.all_weights[0]).b_ih.chunk(4)[1].add_(forget_bias)
 
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
         """ids (T, B) -> output and raw (T, B, output_size), and the state after the last step.
 
         Every call draws new masks. In eval mode nothing is dropped and output is raw.
         """
-        whole = ids.dtype in (torch.int64, torch.int32) and ids.dim() == 2 and 0 not in ids.shape
-        given = ids.dtype, tuple(ids.shape)
-        require(whole, "AwdLstm", "ids", "whole numbers of shape (T, B)", given, TypeError)
+        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2 or 0 in ids.shape:
+            raise TypeError(
+                f"AwdLstm: ids must be whole numbers of shape (T, B), got {ids.dtype} of shape "
+                f"{tuple(ids.shape)}"
+            )
         state = self.initial_state(ids.shape[1]) if state is None else state
         x = self.embed(ids)  # (T, B, d)
         if self._drops:
@@ -167,11 +169,11 @@ class AwdLstm(Encoder):
     def output_widths(self) -> tuple[int, ...]:
         if self.skip_connections:
             return (self.output_size,)
-        return tuple(each.hidden_size for each in self.lstms[-self.output_layers :])
+        return tuple(layer.hidden_size for layer in self.lstms[-self.output_layers :])
 
     def _stacks(self, x: Tensor, state: State) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
         """Outputs and states of the LSTMs, in stacks that end where an output is read."""
-        weights = [Weights(*each.all_weights[0]) for each in self.lstms]
+        weights = [Weights(*layer.all_weights[0]) for layer in self.lstms]
         drop = self.weight_drop if self._drops else 0.0
         between = self.dropout_hidden if self._drops else 0.0
         outputs: list[Tensor] = []
@@ -192,18 +194,18 @@ class AwdLstm(Encoder):
         drop = self.weight_drop if self._drops else 0.0
         p = self.dropout_state if self._drops else 0.0
         outputs: list[Tensor] = []
-        ends: list[tuple[Tensor, Tensor]] = []
-        for each, (h, c) in zip(self.lstms, state, strict=True):
+        carried: list[tuple[Tensor, Tensor]] = []
+        for layer, (h, c) in zip(self.lstms, state, strict=True):
             x = self._drop(x, self.dropout_hidden) if outputs else x
-            weights = Weights(*each.all_weights[0])
+            weights = Weights(*layer.all_weights[0])
             mask = draw_mask(tuple(h.shape[1:]), p, h) if p > 0.0 else None
             x, h, c = lstm(
                 x, h, c, weights, self.impl,
                 drop=drop, mask=mask, cap_input_gate=self.cap_input_gate,
             )  # fmt: skip
-            ends.append((h, c))
+            carried.append((h, c))
             outputs.append(x)
-        return outputs, ends
+        return outputs, carried
 
     @property
     def _drops(self) -> bool:
@@ -218,17 +220,15 @@ class AwdLstm(Encoder):
     def kernel_summary(self, batch: int) -> list[str]:
         plain = not (self.cap_input_gate or self.dropout_state > 0.0)
         x = next(self.parameters()).new_empty(1, batch, 0)
-        made = [
-            choose(self.impl, x, Weights(*each.all_weights[0]).w_hh, plain) for each in self.lstms
-        ]
+        weights = [Weights(*layer.all_weights[0]) for layer in self.lstms]
+        choices = [choose(self.impl, x, each.w_hh, plain) for each in weights]
         return [
-            f"LSTM {in_words(chosen, x.device)} ({reason})"
-            for chosen, reason in dict.fromkeys(made)
+            f"LSTM {in_words(impl, x.device)} ({reason})" for impl, reason in dict.fromkeys(choices)
         ]
 
     def initial_state(self, batch: int) -> State:
         """Zeros: per layer h and c, each (1, batch, width)."""
-        like, widths = next(self.parameters()), [each.hidden_size for each in self.lstms]
+        like, widths = next(self.parameters()), [layer.hidden_size for layer in self.lstms]
         return tuple((like.new_zeros(1, batch, w), like.new_zeros(1, batch, w)) for w in widths)
 
     @contextmanager

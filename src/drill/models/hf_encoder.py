@@ -119,15 +119,15 @@ class HfEncoder(Encoder):
     def _read(self, ids: Tensor, state: State) -> Encoded:
         """New ids (T, B) after those of a reading state, which are less than a window."""
         (past,), *cached = state
-        found, rest = [], ids.t()
+        hidden_states, rest = [], ids.t()
         while rest.shape[1] > 0:
             part, rest = rest.tensor_split([self.context_length - past.shape[1]], dim=1)
             past = torch.cat([past, part], dim=1)
             hidden, cached = self._cached_window(part if cached else past, cached)
-            found.append(hidden[:, -part.shape[1] :])
+            hidden_states.append(hidden[:, -part.shape[1] :])
             if past.shape[1] == self.context_length:  # the next window starts in the middle
                 past, cached = past[:, self.context_length - self.context_length // 2 :], []
-        raw = torch.cat(found, dim=1).transpose(0, 1)
+        raw = torch.cat(hidden_states, dim=1).transpose(0, 1)
         return Encoded(self._drop(raw), raw, ((past,), *cached))
 
     def _cached_window(

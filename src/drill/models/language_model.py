@@ -118,7 +118,7 @@ class LanguageModel(nn.Module):
                 nll = total = self.layer.nll(encoded.output, targets, **options)
             else:
                 tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
-                nll, total = (each.mean() for each in tokens)
+                nll, total = (losses.mean() for losses in tokens)
             if past_decode != 0.0 or augmented != 0.0:
                 log_probs = self.layer.log_probs(encoded.output)
         if past_decode != 0.0:
@@ -200,9 +200,12 @@ class LanguageModel(nn.Module):
         Returns:
             Parameters by name; shared ones once.
         """
-        own = ("encoder.", "layer.")  # not those of past_decode, which only the loss reads
-        found = self.named_parameters()
-        return {name: p for name, p in found if p.requires_grad and name.startswith(own)}
+        parts = ("encoder.", "layer.")  # not past_decode, which only the loss reads
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad and name.startswith(parts)
+        }
 
     def parameter_count(self) -> int:
         """Count ``trained_parameters``.
@@ -225,6 +228,6 @@ def augmented_loss(
     ICLR 2017). The gradient is that of log p alone.
     """
     with torch.no_grad():
-        wanted = (E[targets] @ E.t() / temperature).float().softmax(-1)
-    found = (log_probs / temperature).log_softmax(-1)
-    return nn.functional.kl_div(found, wanted.to(found.dtype), reduction="none").sum(-1).mean()
+        similarity = (E[targets] @ E.t() / temperature).float().softmax(-1)  # (T, B, V)
+    log_q = (log_probs / temperature).log_softmax(-1)
+    return nn.functional.kl_div(log_q, similarity.to(log_q.dtype), reduction="none").sum(-1).mean()

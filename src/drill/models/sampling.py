@@ -13,8 +13,8 @@ def check_sampling(
     name: str, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
 ) -> None:
     """Raise ValueError for invalid options of the function ``name``."""
-    wanted, finite = "a finite number of at least 0", 0.0 <= temperature < math.inf
-    require(finite, name, "temperature", wanted, temperature)
+    finite = 0.0 <= temperature < math.inf
+    require(finite, name, "temperature", "a finite number of at least 0", temperature)
     for option, value, least in (("top_k", top_k, 1), ("seed", seed, 0)):
         fits = value is None or (isinstance(value, Integral) and value >= least)
         require(fits, name, option, f"an integer of at least {least}", value)
