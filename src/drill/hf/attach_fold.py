@@ -77,9 +77,9 @@ def attach(
     matrix = options
     if not issubclass(LAYERS[layer], MatrixLayer):
         matrix = options[INNER] = {"name": "tied", **options.get(INNER, {})}
-        names = [name for name, each in LAYERS.items() if issubclass(each, MatrixLayer)]
+        names = [name for name, kind in LAYERS.items() if issubclass(kind, MatrixLayer)]
         _check_name(f"{INNER}['name']", matrix["name"], names)
-        if any(each is not None for each in logit_postprocessing(model)):
+        if any(change is not None for change in logit_postprocessing(model)):
             raise ValueError(
                 f"attach: layer: {type(model).__name__} caps or shifts the logits of its head, "
                 f"and the loss of {layer} does not; take a layer that is one matrix"
@@ -103,9 +103,10 @@ def attach(
         if layer == "deep-residual":
             options |= {"activation": options.get("activation", "tanh"), "zero_start": True}
     matrix.setdefault("bias", linear.bias is not None)
-    for each in (options, options.get(INNER, {})):
-        if "counts" in each:  # the config is JSON
-            each["counts"] = check_counts("attach", each["counts"], len(linear.weight)).tolist()
+    for layer_options in (options, options.get(INNER, {})):
+        if "counts" in layer_options:  # the config is JSON
+            counts = check_counts("attach", layer_options["counts"], len(linear.weight))
+            layer_options["counts"] = counts.tolist()
     drill = {
         # Not "model_type": transformers take a nested block that has one for a whole config.
         "stock_type": model.config.model_type,
@@ -116,11 +117,12 @@ def attach(
         "memory": memory,
     }
     install_head(model, drill)
-    given, config = model.config, copy.deepcopy(model.config)  # the given one may be used again
-    config.__class__ = attached_config_class(given.__class__)
+    stock_config = model.config
+    config = copy.deepcopy(stock_config)  # other models may have the stock one
+    config.__class__ = attached_config_class(stock_config.__class__)
     config.drill = drill
     for module in model.modules():
-        if getattr(module, "config", None) is given:
+        if getattr(module, "config", None) is stock_config:
             module.config = config
     model.__class__ = attached_class(model.__class__, config.__class__)
     return model

@@ -176,7 +176,7 @@ def compiled_logits(hidden: Tensor, number: int, parameters: list[Tensor]) -> Te
     """
     head = _heads[number]
     pairs = zip(head.read_parameters(), parameters, strict=True)
-    if any(own.data_ptr() != given.data_ptr() for own, given in pairs):
+    if any(current.data_ptr() != traced.data_ptr() for current, traced in pairs):
         raise RuntimeError(
             "a compiled function changes parameters of the output layer and reads its logits; "
             "change them outside of it"

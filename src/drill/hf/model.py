@@ -159,17 +159,18 @@ class AttachedModel(Stock):
         else:  # a part of the layer that a checkpoint lacks
             matrix = head.matrix
             fresh = build_layer(self.config.drill, matrix.embedding, matrix.hidden_size)
-            own = (module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-            for key, tensor in chain(*own):
+            for key, tensor in chain(
+                module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+            ):
                 init.copy_(tensor, getattr(fresh.get_submodule(name), key))
 
     def _get_resized_lm_head(self, head: Head, size: int, **kwargs: Any) -> Head:
         head.share(self.get_submodule(self.label_embedding))
         head.layer.resize(size)
         options = self.config.drill["options"]  # of which from_pretrained builds the layer again
-        for each in (options, options.get(INNER, {})):
-            if "counts" in each:
-                each["counts"] = (each["counts"] + size * [0])[:size]
+        for layer_options in (options, options.get(INNER, {})):
+            if "counts" in layer_options:
+                layer_options["counts"] = (layer_options["counts"] + size * [0])[:size]
         options.update({key: getattr(head.layer, key) for key in head.layer.kept_by_resize})
         return head
 
@@ -194,12 +195,12 @@ class AttachedConfig(Stock):
     drill: dict[str, Any]
 
     def to_diff_dict(self) -> dict[str, Any]:
-        found = super().to_diff_dict()
-        saved = getattr(transformers, (self.architectures or [""])[0], None)
-        if saved is not None and not saved.can_generate():  # such as the body by AutoModel
-            found.pop("drill", None)
-            return found
-        return {**found, "model_type": MODEL_TYPE, "transformers_weights": REFUSAL}
+        config = super().to_diff_dict()
+        model_class = getattr(transformers, (self.architectures or [""])[0], None)
+        if model_class is not None and not model_class.can_generate():  # the body by AutoModel
+            config.pop("drill", None)
+            return config
+        return {**config, "model_type": MODEL_TYPE, "transformers_weights": REFUSAL}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -229,12 +230,13 @@ def attached_config_class(stock: Any) -> Any:
     With those for models without a head (AutoModel, AutoModelForSequenceClassification) it is not:
     they read the rest of a checkpoint.
     """
-    made = type(stock.__name__, (AttachedConfig, stock), {"__module__": "drill.hf", "stock": stock})
+    names = {"__module__": "drill.hf", "stock": stock}
+    config_class = type(stock.__name__, (AttachedConfig, stock), names)
     for name, auto in vars(modeling_auto).items():
         model: Any = auto._model_mapping.get(stock, None) if name.startswith("AutoModel") else None
         if hasattr(model, "can_generate") and model.can_generate():
-            auto.register(made, attached_class(model, made), exist_ok=True)
-    return made
+            auto.register(config_class, attached_class(model, config_class), exist_ok=True)
+    return config_class
 
 
 @functools.cache
@@ -285,9 +287,8 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
         weight = linear.weight
         if weight is embedding.weight:
             weight = nn.Parameter(weight.detach().clone())
-        own = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
-        own.weight = weight
-        embedding = own
+        embedding = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+        embedding.weight = weight
     head = Head(build_layer(drill, embedding, linear.in_features), shared)
     matrix = head.matrix
     if matrix_name == "full":
@@ -318,4 +319,4 @@ def label_embedding(model: Any) -> tuple[str, nn.Embedding]:
 
 
 def name_of(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, each in model.named_modules() if each is module)
+    return next(name for name, part in model.named_modules() if part is module)
