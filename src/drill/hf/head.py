@@ -34,7 +34,7 @@ class Head(nn.Module):
 
     def __init__(self, layer: Any, shared: bool) -> None:
         super().__init__()
-        self.__setstate__({})
+        self._register()
         self.layer = layer  # an OutputLayer
         self.shared = shared
         if shared:
@@ -144,10 +144,14 @@ class Head(nn.Module):
         # own dtype beforehand.
         return isinstance(self.layer, MatrixLayer) and not autocast_on(hidden.device)
 
+    def _register(self) -> None:
+        """Take a number, by which compiled graphs know the head."""
+        self.number = next(_numbers)
+        _heads[self.number] = self
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.number = next(_numbers)  # a copy has its own
-        _heads[self.number] = self
+        self._register()  # a copy has its own number
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
         # A copy of the model has its own embedding by now; a copy of the head alone (PEFT) shares.

@@ -127,7 +127,7 @@ def warn_if_default_init(name: str, source: object) -> None:
     E = source.weight
     if type(E) is not nn.Parameter or not E.requires_grad:  # swapped in, sharded or frozen
         return
-    if E.dim() != 2 or E.shape[1] < SMALLEST_WIDTH or E.numel() < _SMALLEST_SAMPLE:
+    if E.shape[1] < SMALLEST_WIDTH or E.numel() < _SMALLEST_SAMPLE:
         return
     with torch.no_grad():
         rows = E[:: max(1, len(E) // _ROWS)].float()

@@ -48,8 +48,8 @@ class FeatureBags(nn.Module):
     def _set(self, ids: Tensor, starts: Tensor, weights: Tensor) -> None:
         """Set A, and A^T for the backward pass."""
         device, ids, starts, weights = weights.device, ids.cpu(), starts.cpu(), weights.cpu()
-        inside = bool(((ids >= 0) & (ids < self.features)).all())
-        require(inside, type(self).__name__, "labels", f"ids below {self.features}", "another")
+        outside = ids[(ids < 0) | (ids >= self.features)].tolist()
+        require(not outside, "FeatureBags", "labels", f"ids below {self.features}", outside[:1])
         order = ids.argsort(stable=True)
         of_label = torch.arange(len(starts) - 1, device="cpu").repeat_interleave(starts.diff())
         parts = {"ids": ids, "starts": starts, "weights": weights}

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -56,11 +56,14 @@ class Snapshot:
     def __init__(self, layer: nn.Module, samples: bool = True) -> None:
         modules = list(layer.modules())
         # A module that is a plain attribute, such as an embedding that only the model registers.
-        modules += [x for y in modules for x in vars(y).values() if isinstance(x, nn.Module)]
-        registered = [d for x in modules for d in (x._parameters, x._buffers)]
-        hooks = [d for x in modules[1:] for d in hook_dicts(x)] if samples else []
-        dicts = [*map(vars, modules), *(x._modules for x in modules), *registered, *hooks]
-        self.views = [each.values() for each in dicts]  # they show later changes
+        attributes = chain(*(vars(module).values() for module in modules))
+        modules += [x for x in attributes if isinstance(x, nn.Module)]
+        dicts: list[dict[Any, Any]] = []
+        for module in modules:
+            dicts += [vars(module), module._modules, module._parameters, module._buffers]
+        if samples:
+            dicts += [hooks for module in modules[1:] for hooks in hook_dicts(module)]
+        self.views = [d.values() for d in dicts]  # they show later changes
         self.objects = list(chain(*self.views))
         tensors = [x for x in self.objects if isinstance(x, Tensor)]
         # In training, the forward pass itself may write to buffers.
@@ -258,9 +261,11 @@ def _context(device: torch.device, labels: object) -> tuple[object, ...] | None:
         return None
     version = labels._version if isinstance(labels, Tensor) else None
     autocast = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
+    if device.type != "cuda":
+        return version, _steps[0], autocast
     # Another stream would have to wait for the labels.
-    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    return version, _steps[0], autocast, stream
+    stream, precision = torch.cuda.current_stream(device), torch.backends.cuda.matmul.fp32_precision
+    return version, _steps[0], autocast, stream, precision
 
 
 @torch.no_grad()

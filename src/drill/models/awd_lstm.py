@@ -100,12 +100,13 @@ class AwdLstm(Encoder):
         last = d if output_size is None else check_integer(name, "output_size", output_size)
         hidden_size = check_integer(name, "hidden_size", hidden_size)
         self.skip_connections = check_bool(name, "skip_connections", skip_connections)
-        ends = hidden_size if skip_connections else last
-        sizes = [hidden_size] * (check_integer(name, "layers", layers) - 1) + [ends]
+        widths = [hidden_size] * check_integer(name, "layers", layers)
+        if not skip_connections:
+            widths[-1] = last
         self.output_layers = check_integer(name, "output_layers", output_layers)
         most = 1 if skip_connections else layers  # all are summed with skip connections
         require(output_layers <= most, name, "output_layers", f"at most {most}", output_layers)
-        self.output_size = last if skip_connections else sum(sizes[-output_layers:])
+        self.output_size = last if skip_connections else sum(widths[-output_layers:])
         self.embedding = embedding
         self.dropout_embedding = check_fraction(name, "dropout_embedding", dropout_embedding)
         self.dropout_input = check_fraction(name, "dropout_input", dropout_input)
@@ -119,12 +120,12 @@ class AwdLstm(Encoder):
         one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
-        like, widths = factory_kwargs(embedding), zip([d, *sizes], sizes, strict=False)
-        lstms = [nn.LSTM(i, o, **like) for i, o in widths]
+        factory = factory_kwargs(embedding)
+        lstms = [nn.LSTM(d_in, d_out, **factory) for d_in, d_out in pairwise([d, *widths])]
         self.lstms = cast(Sequence[nn.LSTM], nn.ModuleList(lstms))
         self.projection: nn.Linear | None = None
         if skip_connections and last != hidden_size:
-            self.projection = nn.Linear(hidden_size, last, False, **like)
+            self.projection = nn.Linear(hidden_size, last, bias=False, **factory)
             nn.init.orthogonal_(self.projection.weight)
         if init_range is not None:
             words = cast(nn.Module, embedding).parameters()

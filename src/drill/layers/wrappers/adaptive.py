@@ -99,14 +99,8 @@ class AdaptiveSoftmax(WrappingLayer):
         sizes = [end - start for start, end in pairwise((0, *self.cutoffs, V))]
         W, *W_tail = self.ranking.by_rank(weight).split(sizes)
         b, *b_tail = self.ranking.by_rank(bias).split(sizes)
-        b_cluster: Tensor = self.cluster_bias
-        if self.layer.bias is not None:
-            # A cluster whose labels are all masked has no softmax: the head masks it as a whole.
-            masked = [(b_i == -torch.inf).all() for b_i in b_tail]
-            b_cluster = b_cluster.masked_fill(torch.stack(masked), -torch.inf)
-            b_tail = [b_i.masked_fill(gone, 0.0) for b_i, gone in zip(b_tail, masked, strict=True)]
         W = torch.cat([W, self.cluster_weight])  # (c_1 + C, k)
-        b = torch.cat([b, b_cluster])
+        b = torch.cat([b, self.cluster_bias])
         tails = zip(self.context_maps, self.label_maps, W_tail, b_tail, strict=True)
         return [
             ClusterSoftmax(nn.Identity(), W, b),
@@ -197,7 +191,7 @@ class AdaptiveSoftmax(WrappingLayer):
 
         head, *clusters = softmaxes
 
-        def cost(s: ClusterSoftmax, context: Tensor, targets: Tensor) -> Tensor:
+        def part_of_losses(s: ClusterSoftmax, context: Tensor, targets: Tensor) -> Tensor:
             """(n, 1), or (n, 2) with the adversarial losses: only labels are lowered."""
             mapped = s.map(context)
             losses = head_nll(mapped, s.weight, targets, s.bias, options)
@@ -208,20 +202,21 @@ class AdaptiveSoftmax(WrappingLayer):
                 delta = delta * (cluster == 0)
             return torch.stack([losses, nll_with_lowered_target(losses, delta)], 1)
 
-        losses = cost(head, context, in_head)
+        losses = part_of_losses(head, context, in_head)
         in_cluster = [
             torch.where(cluster == i + 1, rank - c_i, IGNORE_INDEX)
             for i, c_i in enumerate(self.cutoffs)
         ]
         if must_not_wait(context.device):
             for softmax, targets in zip(clusters, in_cluster, strict=True):
-                losses = losses + cost(softmax, context, targets)
+                losses = losses + part_of_losses(softmax, context, targets)
         else:
             sizes = torch.stack([(cluster == i).sum() for i in range(len(softmaxes))]).tolist()
             _, *members = cluster.argsort(stable=True).split(sizes)
             for softmax, targets, tokens in zip(clusters, in_cluster, members, strict=True):
                 # Also without tokens: data-parallel training waits for a gradient of all.
-                part = cost(softmax, context.index_select(0, tokens), targets[tokens])
+                context_i = context.index_select(0, tokens)
+                part = part_of_losses(softmax, context_i, targets[tokens])
                 losses = losses.index_add(0, tokens, part)
         return [column.view(shape) for column in losses.unbind(1)]
 
