@@ -198,8 +198,8 @@ class DeepResidual(MatrixLayer):
         name, V = type(self).__name__, label_count(self.embedding)
         factory = factory_kwargs(self.embedding)
         self.gates: Tensor | None  # g
-        if self.gate != "none" and (self.depth == 0 or not self.residual):
-            raise ValueError(f"{name}: gate={self.gate!r} needs residual=True and depth >= 1")
+        possible = self.gate == "none" or (self.residual and self.depth > 0)
+        require(possible, name, "gate", "'none' without residual or at depth 0", self.gate)
         if self.gate == "frequency":
             seen = check_counts(name, counts, V)
             self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**factory))
