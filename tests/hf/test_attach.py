@@ -469,7 +469,7 @@ def test_models_whose_head_cannot_be_replaced():
         attach(nn.Linear(4, V))
     with pytest.raises(TypeError, match="head"):
         attach(T.AutoModel.from_config(CONFIGS["llama"]()))
-    with pytest.raises(TypeError, match="stock"):
+    with pytest.raises(TypeError, match="fold"):
         attach(attach(build("llama"), depth=1))
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     masked = T.BertForMaskedLM(T.BertConfig(vocab_size=V, hidden_size=32, **sizes))

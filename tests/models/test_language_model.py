@@ -1,4 +1,4 @@
-"""Encoder and layer together: the loss by hand, the tie, the counts of the published models."""
+"""Encoder and layer together: the loss by hand, the tie, regularisers, adversarial loss."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_without_dropout_reaches_the_layer_and_comes_back():
 
 def test_widths_that_do_not_fit_raise():
     embedding = nn.Embedding(V, d)
-    with pytest.raises(ValueError, match="output_size=10"):
+    with pytest.raises(ValueError, match="hidden_size 10"):
         LanguageModel(AwdLstm(embedding, H, output_size=H), TiedSoftmax(embedding))
 
 

@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     raise ImportError('drill.hf needs transformers: pip install "drill-lm[hf]"') from error
 
 from drill.hf.attach_fold import attach, fold
-from drill.hf.model import attached_class_by_name
+from drill.hf.attached_model import attached_class_by_name
 
 __all__ = ["attach", "fold"]
 

@@ -8,8 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drill.errors import nearest
-from drill.hf.head import Head
-from drill.hf.model import (
+from drill.hf.attached_model import (
     INNER,
     AttachedModel,
     attached_class,
@@ -19,6 +18,7 @@ from drill.hf.model import (
     logit_postprocessing,
     name_of,
 )
+from drill.hf.head import Head
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
@@ -63,6 +63,8 @@ def attach(
         raise TypeError(
             "attach: this model has adapters of PEFT; attach first, then get_peft_model"
         )
+    if isinstance(model, AttachedModel):
+        raise TypeError("attach: this model has a layer of drill already; fold(model) first")
     linear: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     fits = type(linear) is nn.Linear and model._tied_weights_keys
     # can_generate: not BertForMaskedLM; input_ids: not Whisper

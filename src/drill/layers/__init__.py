@@ -1,4 +1,15 @@
-"""Output layers: one file each, one contract (``base.py``), one table (``LAYERS``)."""
+"""Output layers: one file each, one contract (``base.py``), one table (``LAYERS``).
+
+A label is an output class, one entry of the vocabulary; its vector is a row of the output matrix.
+
+full tied bilinear dual deep_residual  matrix layers: softmax(g_out(E) g_in(h) + b)
+wrappers/      layers over one of these: mixture, sampled, adaptive, sigsoftmax, plif, softcap,
+               mixtape, doc
+label_map      the map of a label encoder: drop, linear, activation
+label_source   label vectors that are not an embedding; feature_bags those of characters and glosses
+label_cache    encoded labels, reused in eval mode until a parameter changes
+cost           parameters and FLOPs of a layer
+"""
 
 from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer
 from drill.layers.bilinear import Bilinear

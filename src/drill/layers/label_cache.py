@@ -70,11 +70,14 @@ class Snapshot:
         self.versioned = [x for x in tensors if samples or isinstance(x, nn.Parameter)]
         self.versions = self._versions()
         # The entries also own the memory, so that no other tensor can get the same address.
-        self.entries: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        self.slices: list[Tensor] = []  # on a CPU, where torch.cat takes longer than to read each
+        self.joined: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # on other devices
         for x in tensors if samples else ():
             entries = x.detach().reshape(-1)[:: max(1, x.numel() // SAMPLES)]
             entries = entries.view(BITS[x.element_size()])  # NaN equals itself, 0.0 is not -0.0
-            self.entries.setdefault((x.device, entries.dtype), []).append(entries)
+            key = x.device, entries.dtype
+            group = self.slices if x.is_cpu else self.joined.setdefault(key, [])
+            group.append(entries)
         self.samples = self._samples()
         self.summed = [x.detach() for x in tensors] if samples else []
         self.sums = self._sums()
@@ -95,7 +98,7 @@ class Snapshot:
         return [(x._version, x.data_ptr()) for x in self.versioned]
 
     def _samples(self) -> list[list[int]]:
-        return [torch.cat(entries).tolist() for entries in self.entries.values()]
+        return [x.tolist() for x in chain(self.slices, map(torch.cat, self.joined.values()))]
 
     def _sums(self) -> list[Tensor]:
         return [x.sum(-1, dtype=torch.promote_types(x.dtype, torch.float32)) for x in self.summed]

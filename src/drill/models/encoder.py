@@ -111,9 +111,8 @@ def connect(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> 
     """Check the widths, and set ``encoder.embed_with`` if the layer encodes input words, too."""
     if encoder.output_size != layer.hidden_size:
         raise ValueError(
-            f"{model}: the encoder gives width {encoder.output_size}, but the layer reads "
-            f"hidden_size {layer.hidden_size}; build the layer with "
-            f"hidden_size={encoder.output_size}, or an encoder of output_size={layer.hidden_size}"
+            f"{model}: the encoder's output_size is {encoder.output_size}, but the layer reads "
+            f"hidden_size {layer.hidden_size}; give both the same, for tied layers the embedding's"
         )
     inputs = input_encoder(layer)
     if inputs is not None:
