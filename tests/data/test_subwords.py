@@ -56,6 +56,7 @@ def test_words_are_forgotten_when_they_are_many(subwords, monkeypatch):
     monkeypatch.setattr("drill.data.subwords.MOST_KNOWN", 5)
     for line in LINES:
         assert subwords.encode_lines([line, line]) == [subwords.encode(line)] * 2
+        assert len(subwords._known) <= 5 + len(line.split())
 
 
 def test_pieces_are_longer_than_bytes(subwords):

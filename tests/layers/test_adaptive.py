@@ -180,6 +180,22 @@ def test_on_a_gpu_it_agrees_with_the_cpu(targets, impl):
     assert layer.nll(remote, targets.cuda() + V, impl=impl, check=False).isnan()
 
 
+@RANKINGS
+def test_a_cluster_masked_as_a_whole_has_no_mass(counts):
+    layer = adaptive("tied", counts=counts)
+    hidden, _ = batch(layer, 4)
+    gone = layer.ranking.labels_of(torch.arange(3, 7))  # all of the first cluster
+    with torch.no_grad():
+        layer.bias[gone] = -torch.inf
+    log_probs = layer.log_probs(hidden)
+    assert (log_probs[:, gone] == -torch.inf).all()
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(4, dtype=torch.float64))
+    targets = layer.ranking.labels_of(torch.tensor([0, 2, 7, 10]))
+    losses = layer.nll(hidden, targets, reduction="none")
+    torch.testing.assert_close(losses, -log_probs.gather(1, targets[:, None])[:, 0])
+    assert all(x.isfinite().all() for x in gradients(losses.sum(), layer, hidden).values())
+
+
 def test_one_masked_label_leaves_its_cluster_its_mass():
     layer = adaptive("tied")
     hidden, _ = batch(layer, 4)

@@ -207,6 +207,7 @@ def test_a_bias_of_another_size_raises(name, method):
 @pytest.mark.parametrize(
     ("build", "bias", "labels", "words"),
     [
+        (SampledSoftmax, True, V + 1, [f"resize({V + 1})"]),
         (partial(SampledSoftmax, counts=COUNTS), False, V + 1, [f"resize({V + 1})"]),
         (RANKED_CLUSTERS, True, V + 1, [f"resize({V + 1})"]),
         (RANKED_CLUSTERS, False, V + 1, [f"{V} labels are ranked", f"resize({V + 1})"]),
@@ -315,7 +316,9 @@ def test_numbers_of_numpy_are_stored_as_python_numbers():
         assert all(type(c) is int for c in getattr(layer, "cutoffs", ()))
 
 
-@pytest.mark.parametrize("wrong", ["embedding", torch.zeros(V, D), nn.Linear(D, V), None])
+@pytest.mark.parametrize(
+    "wrong", ["embedding", torch.zeros(V, D), nn.Linear(D, V), None, nn.EmbeddingBag(V, D)]
+)
 @pytest.mark.parametrize("build", MATRIX)
 def test_a_source_without_label_vectors_raises(build, wrong):
     with raises(TypeError, build.__name__, "nn.Embedding", type(wrong).__name__):
@@ -375,6 +378,7 @@ def test_invalid_descriptions_raise():
     source = Descriptions(encoder, rows, D)
     cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "embedding_dim", lambda: Descriptions(encoder, rows, 0)),
+        (TypeError, "torch.float32", lambda: source.extend(torch.full((1, 3), 0.5))),
         (ValueError, "extend", lambda: source.truncate(V + 1)),
         (ValueError, "number of labels", lambda: source.truncate(0)),
         (ValueError, "extend", lambda: TiedSoftmax(source).resize(V + 2)),

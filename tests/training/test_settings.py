@@ -224,8 +224,8 @@ INNER = "layer.name=mixture layer.inner.name=deep-residual layer.inner.depth=-1"
         ("layer.gate=label layer.depth=0", "layer.gate: "),
         ("encoder.output_size=24", "encoder.output_size: "),
         ("layer.name=dual layer.residual=true layer.joint_size=9", "layer.joint_size: "),
-        # nobody has set the hidden size, so no key can be named
         ("layer.depth=0 encoder.output_size=24", "encoder.output_size: "),
+        ("encoder.output_layers=2", "encoder.output_layers: "),
     ],
 )
 def test_values_that_only_a_model_can_refuse_name_the_key_or_the_recipe(changes, start):

@@ -159,8 +159,8 @@ class DeepResidual(MatrixLayer):
         )  # fmt: skip
         one_of(name, "apply_to", apply_to, get_args(ApplyTo))
         if check_bool(name, "residual", residual) or depth == 0 or apply_to != "output":
-            others = "others need residual=False, depth >= 1 and apply_to='output'"
-            require(d_h == d, name, "hidden_size", f"the embedding's width {d} ({others})", d_h)
+            other = "another one needs residual=False, depth >= 1 and apply_to='output'"
+            require(d_h == d, name, "hidden_size", f"the embedding's width {d} ({other})", d_h)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual

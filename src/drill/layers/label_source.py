@@ -50,6 +50,9 @@ class Descriptions(nn.Module):
 
     def extend(self, descriptions: Tensor) -> None:
         """Append descriptions of new labels; call ``layer.resize(source.num_embeddings)`` after."""
+        dtype = self.descriptions.dtype
+        whole = torch.can_cast(descriptions.dtype, dtype)
+        require(whole, "Descriptions", "new rows", f"of {dtype}", descriptions.dtype, TypeError)
         self.descriptions = torch.cat([self.descriptions, descriptions.to(self.descriptions)])
 
     def truncate(self, labels: int) -> None:
@@ -69,7 +72,8 @@ class Descriptions(nn.Module):
 
 def label_width(name: str, source: Any) -> int:
     """d, the width of a label vector; TypeError unless ``source`` is a label source."""
-    if not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
+    bag = isinstance(source, nn.EmbeddingBag)  # has no row for each label
+    if bag or not isinstance(source, nn.Module) or not isinstance(source, LabelSource):
         raise TypeError(
             f"{name}: embedding must be an nn.Embedding or a LabelSource such as Descriptions, "
             f"got {type(source).__name__}"

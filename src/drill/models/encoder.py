@@ -112,7 +112,8 @@ def connect(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> 
     if encoder.output_size != layer.hidden_size:
         raise ValueError(
             f"{model}: the encoder's output_size is {encoder.output_size}, but the layer reads "
-            f"hidden_size {layer.hidden_size}; give both the same, for tied layers the embedding's"
+            f"hidden_size {layer.hidden_size}; set both to the same width; tied layers need that "
+            "of the embedding"
         )
     inputs = input_encoder(layer)
     if inputs is not None:

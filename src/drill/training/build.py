@@ -73,16 +73,18 @@ def model_error(settings: Settings, error: Exception) -> SettingsError:
     """The error of an encoder or a layer, under the key of the wrong value if it names one."""
     layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
     tables = {"encoder": settings.encoder, "layer": layer, f"layer.{INNER}": layer.get(INNER, {})}
+    several = settings.encoder.get("output_layers", 1) > 1
     if isinstance(error, ArgumentError):
         for where, table in tables.items():
             own = NAME in table and kinds[table[NAME]].__name__ == error.owner
             if own and error.name in table and table[error.name] in (error.value, None):
-                if error.name == "hidden_size" and table[error.name] is None:  # the encoder's width
-                    error.name = "output_size"
-                    return setting_error("encoder", error)
-                return setting_error(where, error)
+                if error.name != "hidden_size" or table[error.name] is not None:
+                    return setting_error(where, error)
+                if "output_size" in settings.encoder and not several:  # the hidden size is that
+                    fault = f"must be {error.expected}, got {error.value!r}"
+                    return SettingsError(fault, key="encoder.output_size")
     reason = str(error).splitlines()[0]  # torch adds a trace in C++
-    if settings.encoder.get("output_layers", 1) > 1:
+    if several:
         return SettingsError(
             f"the layer {layer[NAME]} does not read several states ({reason}); set it to 1, or "
             "layer.name to doc",

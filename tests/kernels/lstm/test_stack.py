@@ -61,7 +61,7 @@ def test_no_unit_is_passed_over_in_silence(sizes, message, impl):
 
 
 def forward_by_step(shape, made, gates, span):
-    """What ``lstm_forward.cu`` writes."""
+    """What ``forward.cu`` writes."""
     by_unit = gates.view(-1, *made.h.shape[1:], 4)  # (T, B, p, 4)
     for t in range(span.begin, span.end):
         gate = by_unit[t]

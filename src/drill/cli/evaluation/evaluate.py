@@ -148,6 +148,7 @@ def dynamic(
     with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
         start, folder = time.monotonic(), trained.folder.path
         saves = os.access(folder, os.W_OK)  # statistics and a search, which a later call reads
+        computed = folder / "dynamic.safetensors"
         size = gradients.statistics_batch_size(len(trained.ids.train), segment_length)
         with counting("gradient statistics", quiet) as progress:
             statistics = gradients.gradient_statistics(
@@ -156,7 +157,7 @@ def dynamic(
                 batch_size=size,
                 segment_length=segment_length,
                 progress=progress,
-                file=folder / "dynamic.safetensors" if saves else None,
+                file=computed if saves or computed.exists() else None,
             )
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:

@@ -13,8 +13,8 @@ from drill.data.text.vocabulary import Vocabulary
 
 CHARACTERS, GLOSS, WORD = "characters", "gloss", "word"
 NGRAMS = (3, 4)  # lengths, the marks < and > for the ends of the word included
-GLOSS_SHARE = 20  # a word that more than 1 in 20 glosses have says nothing,
-FEW_GLOSSES = 20  # unless these are at most 20
+GLOSS_SHARE = 20  # a word of glosses is kept if at most 1 in 20 of them have it,
+FEW_GLOSSES = 20  # or at most 20
 
 Source = Literal["table", "characters", "gloss", "characters+gloss"]
 Feature = tuple[str, str]  # its kind, and what it is

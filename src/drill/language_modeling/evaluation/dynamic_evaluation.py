@@ -79,15 +79,15 @@ def dynamic_perplexity(
     parameters = list(named.values())
     start = [p.detach().clone() for p in parameters]
     rates = statistics.rates(decay)
-    decay_of_weights = [rates[name].to(p.device).mul(decay) for name, p in named.items()]
-    lr_of_weights = [lr / (statistics.roots[name].to(p.device) + eps) for name, p in named.items()]
+    decays = [rates[name].to(p.device).mul(decay) for name, p in named.items()]
+    lrs = [lr / (statistics.roots[name].to(p.device) + eps) for name, p in named.items()]
 
     total = torch.zeros((), dtype=torch.float64, device=data.device)
 
     def adapt(nll: Tensor, grads: list[Tensor], length: int) -> None:
         total.add_(nll.double() * length)
-        torch._foreach_lerp_(parameters, start, decay_of_weights)
-        torch._foreach_addcmul_(parameters, grads, lr_of_weights, value=-1.0)
+        torch._foreach_lerp_(parameters, start, decays)
+        torch._foreach_addcmul_(parameters, grads, lrs, value=-1.0)
 
     read_and_adapt = GradientReader(model, parameters, data, adapt, cuda_graphs=cuda_graphs)
     try:

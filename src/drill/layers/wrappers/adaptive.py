@@ -99,8 +99,14 @@ class AdaptiveSoftmax(WrappingLayer):
         sizes = [end - start for start, end in pairwise((0, *self.cutoffs, V))]
         W, *W_tail = self.ranking.by_rank(weight).split(sizes)
         b, *b_tail = self.ranking.by_rank(bias).split(sizes)
+        b_cluster: Tensor = self.cluster_bias
+        if self.layer.bias is not None:
+            # A cluster whose labels are all masked has no softmax: the head masks it as a whole.
+            masked = [(b_i == -torch.inf).all() for b_i in b_tail]
+            b_cluster = b_cluster.masked_fill(torch.stack(masked), -torch.inf)
+            b_tail = [b_i.masked_fill(gone, 0.0) for b_i, gone in zip(b_tail, masked, strict=True)]
         W = torch.cat([W, self.cluster_weight])  # (c_1 + C, k)
-        b = torch.cat([b, self.cluster_bias])
+        b = torch.cat([b, b_cluster])
         tails = zip(self.context_maps, self.label_maps, W_tail, b_tail, strict=True)
         return [
             ClusterSoftmax(nn.Identity(), W, b),

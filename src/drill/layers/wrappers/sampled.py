@@ -124,6 +124,11 @@ class SampledSoftmax(WrappingLayer):
                 f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels; "
                 "train with label_smoothing=0, or train the wrapped layer"
             )
+        if self.layer.bias is not None and len(self.layer.bias) != V:
+            raise ValueError(
+                f"{name}: bias {tuple(self.layer.bias.shape)} does not match the {V} labels; call "
+                f"layer.resize({V})"
+            )
         self.ranking.check(V)
         flat = targets.reshape(-1)  # (N,)
         ranks = self.sample(self.samples, hidden.device)  # (S,)
