@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 
 import epoch
 import pytest
@@ -38,9 +39,21 @@ def test_a_row_is_of_the_device_that_was_asked_for(timed, monkeypatch):
     assert "dynamic_seconds" not in row
 
 
-def test_one_epoch_is_enough_for_dynamic_evaluation(timed):
-    (row,), printed = timed("--epochs", "1", "--dynamic", "--precision", "bfloat16")
-    assert row["dynamic_precision"] == "float32"  # never bfloat16, and a CPU has no tf32
+@pytest.mark.parametrize(("precision", "chosen"), [("bfloat16", "tf32"), ("float32", "float32")])
+def test_one_epoch_is_enough_for_dynamic_evaluation(timed, monkeypatch, precision, chosen):
+    """In the precision that `drill evaluate` takes for it."""
+    seen = []
+
+    @contextmanager
+    def spied(asked, device, given=epoch.matmul_precision):
+        seen.append((asked, device.type))
+        with given(asked, device) as autocast:
+            yield autocast
+
+    monkeypatch.setattr(epoch, "matmul_precision", spied)
+    (row,), printed = timed("--epochs", "1", "--dynamic", "--precision", precision)
+    assert seen == [(chosen, "cpu")]
+    assert row["dynamic_precision"] == "float32"  # a CPU has no tf32
     assert 0 < row["statistics_seconds"] < row["dynamic_seconds"]
     assert row["dynamic_perplexity"] > 1
     assert "seconds_median" not in row

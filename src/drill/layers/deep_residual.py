@@ -154,9 +154,17 @@ class DeepResidual(MatrixLayer):
         depth = check_integer(name, "depth", depth, minimum=0)
         factory = factory_kwargs(embedding)
         map_options = MapOptions(
-            name, activation, dropout, locked, dropout_at, init_range, map_bias, factory,
-            norm, block,
-        )  # fmt: skip
+            name,
+            activation,
+            dropout,
+            locked,
+            dropout_at,
+            init_range,
+            map_bias,
+            factory,
+            norm,
+            block,
+        )
         one_of(name, "apply_to", apply_to, get_args(ApplyTo))
         if check_bool(name, "residual", residual) or depth == 0 or apply_to != "output":
             other = "another one needs residual=False, depth >= 1 and apply_to='output'"
