@@ -155,7 +155,7 @@ def test_centring_keeps_the_offset_of_sigmoid_out_of_bfloat16():
     [
         ({"center": True}, "centred"),
         ({"norm": "rms", "residual_between": True}, "residual_between"),
-        ({"block": "mlp"}, "block='mlp'"),
+        ({"block": "mlp", "residual_between": True}, "block='mlp'"),
     ],
 )
 def test_fused_kernels_leave_these_options_to_the_reference(embedding, options, reason):

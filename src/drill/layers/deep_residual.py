@@ -257,24 +257,23 @@ class DeepResidual(MatrixLayer):
             A = None if A is None else A[rows]
         E = label_vectors(self.embedding, rows)
         correction = None if A is None or B is None else A @ B
-        residuals = {"residual": self.residual, "residual_between": self.residual_between}
-        Y = encode_maps(
-            E, self.maps, self.hidden_size, self.impl, **residuals, unfused=self._unfused
-        )
+        built: dict[str, Any] = {
+            "residual": self.residual,
+            "residual_between": self.residual_between,
+            "gate": gates,
+        }
+        Y = encode_maps(E, self.maps, self.hidden_size, self.impl, **built, unfused=self._unfused)
         if Y is None:
-            Y = encode(
-                E, self.maps, **residuals, gate=gates, correction=correction, center=self.center
-            )
+            Y = encode(E, self.maps, **built, correction=correction, center=self.center)
             return E if Y is E else Y.to(compute_dtype(E))  # autocast widens a sum with E
-        if gates is not None:
-            Y = torch.lerp(E.to(Y.dtype), Y, gates[:, None].to(Y.dtype))
         return Y if correction is None else Y + correction
 
     @property
     def _unfused(self) -> str | None:
         """Why the fused kernels do not encode these labels, if not because of the maps."""
-        if self.residual_between and any(f.norm != "none" for f in self.maps):
-            return "no kernel has norm and residual_between together"
+        beyond = any(f.norm != "none" or f.output is not None for f in self.maps)
+        if self.residual_between and beyond:
+            return "no kernel has residual_between together with norm or block='mlp'"
         return "labels are centred before they are rounded" if self.center else None
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:

@@ -101,11 +101,11 @@ class LabelMap(nn.Module):
     @property
     def unfusable_reason(self) -> str | None:
         """Why a kernel may not use the weights in place of a call; None if it may."""
-        if type(self) is not LabelMap or type(self.linear) is not nn.Linear:
-            return f"it is a {type(self).__name__} over a {type(self.linear).__name__}"
-        if self.output is not None:
-            return f"it has block={self.block!r}"
-        return "it has hooks" if hooked(self) or hooked(self.linear) else None
+        matrices = [each for each in (self.linear, self.output) if each is not None]
+        other = next((each for each in matrices if type(each) is not nn.Linear), self.linear)
+        if type(self) is not LabelMap or type(other) is not nn.Linear:
+            return f"it is a {type(self).__name__} over a {type(other).__name__}"
+        return "it has hooks" if any(map(hooked, (self, *matrices))) else None
 
     def forward(self, X: Tensor, wide: bool = False) -> Tensor:
         """f(X) with a new dropout mask.

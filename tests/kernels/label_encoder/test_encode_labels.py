@@ -40,14 +40,20 @@ OPTIONS = [
     {"activation": "tanh", "dropout": 0.5, "norm": "rms", "locked": False, "depth": 1},
     {"activation": "sigmoid", "dropout": 0.5, "norm": "rms", "dropout_at": "output", "depth": 4},
     {"activation": "relu", "norm": "rms", "residual": False, "map_bias": False},
+    {"activation": "silu", "dropout": 0.5, "norm": "rms", "block": "mlp"},
+    {"activation": "tanh", "dropout": 0.4, "block": "mlp", "locked": False, "dropout_at": "output"},
+    {"activation": "gelu", "norm": "rms", "block": "mlp", "depth": 1, "gate": "frequency"},
+    {"activation": "sigmoid", "block": "mlp", "depth": 2, "residual": False, "map_bias": False},
+    {"activation": "none", "dropout": 0.5, "block": "mlp", "depth": 2, "gate": "frequency"},
 ]
 # Every activation and option once; in the others they meet in other combinations.
-FAST = [OPTIONS[i] for i in (0, 3, 5, 7, 9, 11, 16, 17, 20)]
+FAST = [OPTIONS[i] for i in (0, 3, 5, 7, 9, 11, 16, 17, 20, 21, 22, 23)]
 
 
 def narrows(options: dict[str, object]) -> bool:
     """Whether locked masks drop columns, so that Triton multiplies what is left."""
-    usual = {"dropout_at": "input", "locked": True, "residual_between": False, "norm": "none"}
+    usual = {"dropout_at": "input", "locked": True, "residual_between": False}
+    usual |= {"norm": "none", "block": "map"}
     return "dropout" in options and usual.items() <= {**usual, **options}.items()
 
 
@@ -71,6 +77,8 @@ def build(labels: int, width: int, device: str = "cpu", **options: object) -> De
     torch.manual_seed(0)
     embedding = nn.Embedding(labels, width)
     nn.init.uniform_(embedding.weight, -0.5, 0.5)
+    if options.get("gate") == "frequency":
+        options["counts"] = 3.0 * torch.arange(labels).sqrt() ** 3
     return DeepResidual(embedding, **{"depth": 3, **options}).to(device)
 
 
@@ -158,13 +166,17 @@ def test_fused_equals_the_loop(
 
 @interpreted
 @pytest.mark.parametrize("locked", [False, True])
-@pytest.mark.parametrize("gate", ["none", "label"])
-def test_a_gate_and_a_correction_follow_the_fused_maps(locked, gate):
-    options = {"gate": gate, "correction": 0 if gate == "label" and locked else 3}
-    layer, masks, grad = given(70, 32, residual_between=True, locked=locked, dropout=0.5, **options)
+@pytest.mark.parametrize("gate", ["none", "label", "scalar", "frequency"])
+@pytest.mark.parametrize("block", ["map", "mlp"])
+def test_a_gate_and_a_correction_follow_the_fused_maps(locked, gate, block):
+    options = {"gate": gate, "correction": 0 if gate == "label" and locked else 3, "block": block}
+    layer, masks, grad = given(70, 32, depth=2, locked=locked, dropout=0.5, **options)
     for parameter in (layer.gates, layer.correction_embeddings):
-        if parameter is not None:
+        if isinstance(parameter, nn.Parameter):
             nn.init.uniform_(parameter)
+    assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
+    if isinstance(layer.gates, nn.Parameter):
+        layer.gates.requires_grad_(False)
     assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
 
 
@@ -479,6 +491,8 @@ CHANGES = {  # of the second map
     "other activation": lambda f: setattr(f, "activation", "relu"),
     "other mode": lambda f: f.eval(),
     "other bias": lambda f: setattr(f.linear, "bias", None),
+    "adapter of W": lambda f: setattr(f, "output", Adapter(8, 8)),
+    "other block": lambda f: setattr(f, "output", nn.Linear(8, 8, bias=False)),
 }
 
 

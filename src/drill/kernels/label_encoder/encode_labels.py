@@ -1,10 +1,10 @@
 """The label encoder of the deep residual layer: which implementation runs, and the fused ones.
 
-    E^(0) = E,   E^(i) = drop(act(norm(E^(i-1)) U^(i) + b^(i))) [+ E^(i-1)] [+ E]
+    E^(0) = E,   E^(i) = drop(act(norm(E^(i-1)) U^(i) + b^(i)) [W^(i)]) [+ E^(i-1)] [+ E]
 
 The reference is ``layers/deep_residual.py: encode``, about ten passes over the labels per map.
 
-pointwise   one fused pass and one cuBLAS product per map, and one batched product for all dU
+pointwise   one fused pass per cuBLAS product, and one batched product for all dU and dW
 locked/     products in Triton that skip the columns that locked masks drop
 chain/      all maps in one launch each way: Hopper GPUs, bfloat16, no dropout or standard dropout
 """
@@ -50,6 +50,7 @@ class LabelMap(Protocol):
     norm: str
     training: bool
     linear: nn.Linear
+    output: nn.Linear | None
 
     @property
     def drops(self) -> bool: ...
@@ -66,6 +67,7 @@ class Built(TypedDict):
     residual: bool
     residual_between: bool
     norm: str
+    mlp: bool
 
 
 def encode_maps(
@@ -76,11 +78,12 @@ def encode_maps(
     *,
     residual: bool,
     residual_between: bool,
+    gate: Tensor | None = None,  # (V,) or (1,)
     unfused: str | None = None,
 ) -> Tensor | None:  # (V, d)
     """E^(depth) by the fused kernels; None if the caller should run its own loop.
 
-    ``unfused`` is a reason of the caller's own why it has to.
+    ``gate`` is a factor of the last map; ``unfused`` a reason of the caller's own for its loop.
 
     Inside ``torch.compile`` that is the loop, which it fuses itself. Within ``overlap_scope`` and
     after an LSTM's recurrence has started, labels are encoded concurrently with it.
@@ -91,25 +94,38 @@ def encode_maps(
     log_once("labels of DeepResidual", *choice)
     if choice.impl != "triton":
         return None
-    f, linears, depth = maps[0], [f.linear for f in maps], len(maps)
+    f, depth = maps[0], len(maps)
+    learned = gate is not None and gate.requires_grad
+    fused_gate = gate if f.output is not None and not learned else None
     built: Built = {
         "activation": f.activation,
         "dropout_at": f.dropout_at,
         "residual": residual,
         "residual_between": residual_between,
         "norm": f.norm,
+        "mlp": f.output is not None,
     }
 
     def encoded(E: Tensor, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[:depth], parameters[depth:]
-        return encode_labels(E, weights, biases or None, f.draw_masks(E, depth), **built)
+        weights, biases = parameters[:products], parameters[products:]
+        masks = f.draw_masks(E, depth)
+        return encode_labels(E, weights, biases or None, masks, **built, gate=fused_gate)
 
-    weights = [linear.weight for linear in linears]
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    options = _options(**built, drops=f.drops, locked=f.locked, scale=1.0)
-    if has_started() and gains_by_overlap(embedding, depth, options):
-        return run_overlapped(encoded, embedding, *weights, *biases)
-    return encoded(embedding, *weights, *biases)
+    matrices = [linear for each in maps for linear in (each.linear, each.output)]
+    weights = [linear.weight for linear in matrices if linear is not None]
+    biases = [each.linear.bias for each in maps if each.linear.bias is not None]
+    products = len(weights)
+    options = _options(
+        **built, drops=f.drops, locked=f.locked, scale=1.0, gated=fused_gate is not None
+    )
+    if has_started() and gains_by_overlap(embedding, products, options):
+        labels = run_overlapped(encoded, embedding, *weights, *biases)
+    else:
+        labels = encoded(embedding, *weights, *biases)
+    if gate is fused_gate:
+        return labels
+    assert gate is not None
+    return torch.lerp(embedding.to(labels.dtype), labels, gate[:, None].to(labels.dtype))
 
 
 def resolve_encoder(
@@ -147,7 +163,7 @@ def _unfused(maps: Sequence[LabelMap]) -> str | None:
 
 def _settings(f: LabelMap) -> tuple[object, ...]:
     drops = f.dropout, f.dropout_at, f.locked, f.training
-    return f.activation, f.norm, f.linear.bias is None, *drops
+    return f.activation, f.norm, f.output is None, f.linear.bias is None, *drops
 
 
 def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
@@ -173,7 +189,7 @@ def fused_missing(embedding: Tensor, width_out: int, depth: int) -> str | None:
 
 def encode_labels(
     embedding: Tensor,  # (V, d)
-    weights: Sequence[Tensor],  # depth x (d, d), as nn.Linear holds them
+    weights: Sequence[Tensor],  # U of each map, and W, (d, d), as nn.Linear holds them
     biases: Sequence[Tensor] | None,  # depth x (d,)
     masks: Tensor | KeptBits | None,  # (depth, 1, d), scaled; or bits
     *,
@@ -182,6 +198,8 @@ def encode_labels(
     residual: bool,
     residual_between: bool,
     norm: str = "none",
+    mlp: bool = False,
+    gate: Tensor | None = None,  # (V,)
 ) -> Tensor:  # (V, d), in the dtype of the products, which autocast may narrow
     """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases.
 
@@ -189,7 +207,7 @@ def encode_labels(
 
     Args:
         embedding: (V, d).
-        weights: of each map, (d, d), as of ``nn.Linear``.
+        weights: U of each map, with ``mlp`` each followed by its W, (d, d), as of ``nn.Linear``.
         biases: of each map, (d,); or None.
         masks: dropout: scaled masks (depth, 1, d), shared by all labels; bits of every label; or
             None.
@@ -198,6 +216,8 @@ def encode_labels(
         residual: add E after every map.
         residual_between: also add E^(i-1), from the second map on.
         norm: of what each map reads, as of ``DeepResidual``; not with ``residual_between``.
+        mlp: maps have a second matrix W; not with ``residual_between``.
+        gate: a factor of the last map for each label, with ``mlp``; it gets no gradient.
 
     Returns:
         (V, d), in the dtype of the products, which autocast may narrow.
@@ -209,10 +229,19 @@ def encode_labels(
         assert masks is None or masks.shape[1] == 1, "masks of single labels are KeptBits"
         given, scale, locked = masks, 1.0, True
     options = _options(
-        activation, dropout_at, residual, residual_between, norm, masks is not None, locked, scale
+        activation,
+        dropout_at,
+        residual,
+        residual_between,
+        norm,
+        mlp,
+        drops=masks is not None,
+        locked=locked,
+        scale=scale,
+        gated=gate is not None,
     )
     dtype = compute_dtype(embedding)
-    parameters = (*weights, *(biases or ()))
+    parameters = (*weights, *(biases or ()), *(() if gate is None else (gate,)))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
     with torch.cuda.device_of(embedding):  # where Triton launches
         encoded = _function(embedding, dtype, options, len(weights)).apply(
@@ -233,9 +262,12 @@ def _options(
     residual: bool,
     residual_between: bool,
     norm: str,
+    mlp: bool,
+    *,
     drops: bool,
     locked: bool,
     scale: float,
+    gated: bool,
 ) -> Options:
     return Options(
         ACTIVATION_CODES[activation],
@@ -246,6 +278,8 @@ def _options(
         residual=residual,
         between=residual_between,
         norm=norm == "rms",
+        mlp=mlp,
+        gated=gated,
     )
 
 

@@ -20,6 +20,8 @@ class Options(NamedTuple):
     residual: bool
     between: bool
     norm: bool = False  # of what each map reads, by its root mean square
+    mlp: bool = False  # maps have a second matrix
+    gated: bool = False  # the last map has a factor for each label, which is not learned
 
 
 def drops_columns(options: Options) -> bool:
@@ -28,7 +30,8 @@ def drops_columns(options: Options) -> bool:
     Not with residuals between maps or with a norm: what one map does not read is still part of the
     result, or of the norm.
     """
-    return options.mask_in and options.locked and not (options.between or options.norm)
+    whole = options.between or options.norm or options.mlp
+    return options.mask_in and options.locked and not whole
 
 
 DRAWS = 2**16

@@ -1,10 +1,11 @@
 """Forward and backward of the label encoder: cuBLAS products, everything between them fused.
 
-Per map one product and one pointwise pass forward, the same backward. The gradients of all U come
-from one batched product, and those of all b with them: the inputs X of the maps carry a column of
-ones. See ``encode_labels``.
+Per product one pointwise pass forward, the same backward. A map has one product, and with a second
+matrix W two: act(X U + b), and that times W. The gradients of all U and W come from one batched
+product, and those of all b with them: what is multiplied carries a column of ones. See
+``encode_labels``.
 
-Shapes: V labels, d width, L maps; X has d' > d columns, so that its rows stay aligned.
+Shapes: V labels, d width, L products; X has d' > d columns, so that its rows stay aligned.
 """
 
 from typing import Any
@@ -19,7 +20,6 @@ from drill.kernels.label_encoder.pointwise_triton import (
     activate,
     inverse_rms,
     mask_at,
-    masks_of_maps,
     norm_gradient,
     slope,
 )
@@ -45,6 +45,7 @@ def _forward_map(
     mask_out,  # of this map, see ``mask_at``
     mask_in,  # of the next map
     before,  # (V, d) what this map read, without dropout, for BETWEEN
+    gate,  # (V,) factors of the last map, for GATED
     X,  # (V, d') what the next map multiplies, and the columns of ones, written
     Y,  # (V, d) the map's result without dropout, written where asked for
     labels,
@@ -59,6 +60,7 @@ def _forward_map(
     HAS_RESULT: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
+    GATED: tl.constexpr,
     NORM: tl.constexpr,
     LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -78,6 +80,8 @@ def _forward_map(
             y *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
         if BETWEEN:
             y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            y *= tl.load(gate + row, mask=row < labels, other=0.0)[:, None]
         if RESIDUAL:
             y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESULT:
@@ -104,6 +108,7 @@ def _backward_map(
     P,  # (V, d)
     E,  # (V, d), for NORM
     G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
+    gate,  # (V,) factors of the last map, for GATED
     dP,  # (V, d) written
     labels,
     width,
@@ -114,6 +119,7 @@ def _backward_map(
     HAS_IN: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BETWEEN: tl.constexpr,
+    GATED: tl.constexpr,
     NORM: tl.constexpr,
     LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -125,7 +131,9 @@ def _backward_map(
     inside = (row < labels)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(above + at, mask=inside, other=0.0).to(tl.float32)
-    x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
+    x = g
+    if ACTIVATION != 0 or NORM:
+        x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_IN:
         g *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
     if BETWEEN:
@@ -140,6 +148,8 @@ def _backward_map(
             y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
         g = norm_gradient(g, tl.where(inside, y, 0.0), width)
         tl.store(above + at, g.to(above.dtype.element_ty), mask=inside)
+    if GATED:
+        g *= tl.load(gate + row, mask=row < labels, other=0.0)[:, None]
     if HAS_OUT:
         g *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
     p = g * slope(x, ACTIVATION)
@@ -149,7 +159,7 @@ def _backward_map(
 @triton.jit
 def _embedding_gradient(
     dY,  # (V, d)
-    dX,  # (L, V, d) gradients of the maps' inputs as multiplied; with NORM, of results below them
+    dX,  # gradients of the maps' inputs as multiplied, ``plane`` apart; with NORM, of results below
     E,  # (V, d), for NORM
     masks,  # of all maps, ``mask_layer`` apart
     dE,  # (V, d) written
@@ -197,7 +207,10 @@ def _embedding_gradient(
 
 
 class PointwiseEncode(torch.autograd.Function):
-    """(embedding, masks, dtype, options, depth, keep, *weights, *biases) -> labels (V, d)."""
+    """(embedding, masks, dtype, options, products, keep, *weights, *biases[, gate]) -> (V, d).
+
+    With ``options.mlp`` U and W of each map follow one another in ``weights``.
+    """
 
     @staticmethod
     def forward(
@@ -206,94 +219,99 @@ class PointwiseEncode(torch.autograd.Function):
         masks: Tensor | None,
         dtype: torch.dtype,
         options: Options,
-        depth: int,
+        products: int,
         keep: bool,
         *parameters: Tensor,
     ) -> Tensor:
         E = embedding.contiguous()
         V, d = E.shape
-        U = torch.stack(parameters[:depth]).to(dtype)
-        b = torch.stack(parameters[depth:]).to(dtype) if len(parameters) > depth else None
-        planes = depth if keep else 1  # without gradients every map may overwrite the one before
+        gate = parameters[-1].float().expand(V).contiguous() if options.gated else None
+        weights = parameters[:products]
+        biases = parameters[products : -1 if options.gated else None]
+        U = torch.stack(weights).to(dtype)
+        b = torch.stack(biases).to(dtype) if biases else None
+        planes = products if keep else 1  # without gradients each may overwrite the one before
         X = E.new_empty((planes, V, d + EXTRA), dtype=dtype)
         P = E.new_empty((planes, V, d), dtype=dtype)
         Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
         Y[V:] = 0
         before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
-        drop = masks_of_maps(masks, depth)
-        rows, columns, warps = _tile(d + EXTRA, options.norm)
-        grid = (triton.cdiv(V, rows), triton.cdiv(d + EXTRA, columns))
-        for i in range(-1, depth if V else -1):
+        for i in range(-1, products if V else -1):
+            each = _Pass(i, products, options)
             if i >= 0:
-                _product(X[i % planes, :, :d], U[i], None if b is None else b[i], out=P[i % planes])
-            last = i == depth - 1
+                bias = b[each.map] if b is not None and each.first else None
+                _product(X[i % planes, :, :d], U[i], bias, out=P[i % planes])
             # With residuals between maps the results alternate between two buffers.
-            result = Y if last else before[i % 2] if options.between and i >= 0 else None
-            _forward_map[grid](
+            result = Y if each.top else before[i % 2] if options.between and i >= 0 else None
+            rows, columns, warps = _tile(d + EXTRA, each.norm_above)
+            _forward_map[triton.cdiv(V, rows), triton.cdiv(d + EXTRA, columns)](
                 None if i < 0 else P[i % planes],
                 E,
-                None if i < 0 else drop[i],
-                drop[i + 1],
+                _mask(masks, each.map, each.mask_out),
+                _mask(masks, each.map + 1, each.mask_above),
                 before[(i - 1) % 2] if options.between and i > 0 else None,
-                None if last else X[(i + 1) % planes],
+                gate,
+                None if each.top else X[(i + 1) % planes],
                 result,
                 V,
                 d,
                 d + EXTRA,
                 options.scale,
                 ENTER=i < 0,
-                ACTIVATION=options.activation,
-                HAS_OUT=options.mask_out,
-                HAS_IN=options.mask_in,
-                HAS_NEXT=not last,
+                ACTIVATION=each.activation,
+                HAS_OUT=each.mask_out,
+                HAS_IN=each.mask_above,
+                HAS_NEXT=not each.top,
                 HAS_RESULT=result is not None,
-                RESIDUAL=options.residual,
+                RESIDUAL=options.residual and each.last,
                 BETWEEN=options.between and i > 0,
-                NORM=options.norm,
+                GATED=options.gated and each.top,
+                NORM=each.norm_above,
                 LOCKED=options.locked,
                 ROWS=rows,
                 COLUMNS=columns,
                 num_warps=warps,
             )
-        ctx.save_for_backward(masks, U, X, P, E if options.norm else None)
+        ctx.save_for_backward(masks, U, X, P, E if options.norm else None, gate)
         ctx.has_bias = b is not None
         ctx.options = options
-        ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
+        ctx.dtypes = (embedding.dtype, weights[0].dtype, (biases or weights)[0].dtype)
         return without_padding(Y, V)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         require_plain_backward("DeepResidual", grad, 'impl="reference"')
-        masks, U, X, P, E = ctx.saved_tensors
+        masks, U, X, P, E, gate = ctx.saved_tensors
         options: Options = ctx.options
-        depth, V, d = P.shape
+        products, V, d = P.shape
+        step = 2 if options.mlp else 1
         dY = grad.contiguous()
         dP, dX = torch.empty_like(P), torch.empty_like(P)
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
-        drop = masks_of_maps(masks, depth)
-        rows, columns, warps = _tile(d, options.norm)
-        grid = (triton.cdiv(V, rows), triton.cdiv(d, columns))
-        for i in reversed(range(depth if V else 0)):
-            top = i == depth - 1
-            _backward_map[grid](
-                dY if top else dX[i + 1],
-                drop[i + 1],
-                drop[i],
+        for i in reversed(range(products if V else 0)):
+            each = _Pass(i, products, options)
+            rows, columns, warps = _tile(d, each.norm_above)
+            _backward_map[triton.cdiv(V, rows), triton.cdiv(d, columns)](
+                dY if each.top else dX[i + 1],
+                _mask(masks, each.map + 1, each.mask_above),
+                _mask(masks, each.map, each.mask_out),
                 P[i],
                 E,
                 G,
+                gate,
                 dP[i],
                 V,
                 d,
                 options.scale,
-                TOP=top,
-                ACTIVATION=options.activation,
-                HAS_OUT=options.mask_out,
-                HAS_IN=options.mask_in and not top,
+                TOP=each.top,
+                ACTIVATION=each.activation,
+                HAS_OUT=each.mask_out,
+                HAS_IN=each.mask_above,
                 RESIDUAL=options.residual,
                 BETWEEN=options.between,
-                NORM=options.norm,
+                GATED=options.gated and each.top,
+                NORM=each.norm_above,
                 LOCKED=options.locked,
                 ROWS=rows,
                 COLUMNS=columns,
@@ -301,7 +319,8 @@ class PointwiseEncode(torch.autograd.Function):
             )
             torch.mm(dP[i], U[i], out=dX[i])
         if V:
-            _embedding_gradient[grid](
+            rows, columns, warps = _tile(d, options.norm)
+            _embedding_gradient[triton.cdiv(V, rows), triton.cdiv(d, columns)](
                 dY,
                 dX,
                 E,
@@ -309,10 +328,10 @@ class PointwiseEncode(torch.autograd.Function):
                 dE,
                 V,
                 d,
-                P.stride(0),
+                P.stride(0) * step,
                 0 if masks is None else masks.stride(0),
                 options.scale,
-                DEPTH=depth,
+                DEPTH=products // step,
                 HAS_IN=options.mask_in,
                 RESIDUAL=options.residual,
                 BETWEEN=options.between,
@@ -324,8 +343,27 @@ class PointwiseEncode(torch.autograd.Function):
             )
         sums = sum_over_labels(dP, X)  # (L, d, d')
         dU = sums[:, :, :d].to(ctx.dtypes[1]).contiguous().unbind()
-        db = sums[:, :, d].to(ctx.dtypes[-1]).contiguous().unbind() if ctx.has_bias else ()
-        return dE, None, None, None, None, None, *dU, *db
+        db = sums[::step, :, d].to(ctx.dtypes[2]).contiguous().unbind() if ctx.has_bias else ()
+        return dE, None, None, None, None, None, *dU, *db, *([None] if options.gated else [])
+
+
+class _Pass:
+    """What follows product i; nothing, and E enters the first map, at -1."""
+
+    def __init__(self, i: int, products: int, options: Options) -> None:
+        step = 2 if options.mlp else 1
+        self.map = i // step
+        self.first = i % step == 0  # the product with U
+        self.last = i % step == step - 1  # the product that ends the map
+        self.top = i == products - 1
+        self.activation = options.activation if self.first else 0
+        self.mask_out = options.mask_out and self.last and i >= 0
+        self.mask_above = options.mask_in and self.last and not self.top
+        self.norm_above = options.norm and self.last and not self.top
+
+
+def _mask(masks: Tensor | None, i: int, drops: bool) -> Tensor | None:
+    return masks[i] if masks is not None and drops else None
 
 
 def _product(X: Tensor, U: Tensor, b: Tensor | None, out: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from drill.kernels.label_encoder.options import RMS_EPS
 from drill.kernels.runtime.triton_math import tanh
@@ -52,14 +51,9 @@ def slope(x, ACTIVATION: tl.constexpr):
     return x
 
 
-def masks_of_maps(masks: Tensor | None, depth: int) -> tuple[Tensor | None, ...]:
-    """Where the mask of each map lies, and None where the map after the last one would be."""
-    return (*(masks.unbind() if masks is not None else (None,) * depth), None)
-
-
 @triton.jit
 def mask_at(masks, row, column, inside, width, scale, LOCKED: tl.constexpr):
-    """Mask of a map over a tile; ``masks`` is what ``masks_of_maps`` has for it."""
+    """Mask of a map over a tile: a row (d,) if LOCKED, else bits (V, ceil(d / 8))."""
     if LOCKED:  # one row for all labels
         mask = tl.load(masks + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     else:
