@@ -14,7 +14,6 @@ from drill.report.results.ledger import read as read_ledger
 from drill.report.results.runs import read_run
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
-from drill.translation.evaluate import DecodingInfo, read_decoding_info
 from drill.translation.run import load_translator
 from tests.helpers.translators import small
 from tests.helpers.workspaces import pairs_workspace
@@ -127,17 +126,19 @@ def test_a_language_without_a_word_tokenizer_has_subwords_only(run_cli, in_works
     assert len(said) == 1
 
 
-def test_a_report_shows_the_words_that_translators_get_right(cli_error, cli_output, tmp_path):
-    page = tmp_path / "page.html"
-    cli_output("report", "runs/tiny", "--bands", "--out", str(page), "--device", "cpu")
-    assert "Subwords that translators get right" in page.read_text()
-    cli_error(
-        "report", "runs/tiny", "--samples", "1", "--out", str(page), key="--samples: runs/tiny"
-    )
-    shutil.copytree("runs/tiny", tmp_path / "run")
-    (tmp_path / "run/test.de.hyp").unlink()
-    words = ("report", str(tmp_path / "run"), "--bands", "--out", str(page))
-    cli_error(*words, key="test.de.hyp: is missing")
+def test_a_report_shows_the_saved_accuracy_of_translators(run_cli, cli_error, tmp_path):
+    run, page = str(tmp_path / "run"), tmp_path / "page.html"
+    shutil.copytree("runs/tiny", run)
+    (tmp_path / "run/evaluations.jsonl").unlink(missing_ok=True)
+    report = ("report", run, "--out", str(page))
+    assert f"run `drill evaluate {run} --bands`" in run_cli(*report, "--bands")[2]
+    assert "translators get right" not in page.read_text()
+    assert run_cli("evaluate", run, "--bands", "--device", "cpu", "-q")[0] == 0
+    code, _, err = run_cli(*report, "--bands")
+    assert (code, "drill evaluate" in err) == (0, False)
+    captions = re.findall(r"<caption>(\w+) that translators get right", page.read_text())
+    assert captions == ["Words", "Subwords"]  # of the test alone
+    cli_error(*report, "--samples", "1", key=f"--samples: {run}")
 
 
 def test_an_exported_copy_has_the_search_of_the_run(cli_output, tmp_path):
@@ -171,19 +172,20 @@ def test_reports_and_ledgers_take_translators(run_cli, cli_output, in_workspace,
     assert "bleu" in out.lower()
 
 
-def test_the_final_test_saves_its_decoding_info(workspace):
-    made = read_decoding_info(RunFolder(workspace / "runs/one"), "test", "de")
-    row = RunFolder(workspace / "runs/one").test_row()
-    assert made == DecodingInfo(row["beam"], row["length_penalty"], row["weights"])
+def test_runs_of_different_searches_are_not_compared(run_cli, cli_output, workspace, tmp_path):
+    page = tmp_path / "page.html"
+    evaluate = ("evaluate", "--split", "test", "--device", "cpu", "--bands", "-q")
 
+    def tables() -> list[str]:
+        cli_output("report", "runs/one", "runs/other", "--bands", "--out", str(page))
+        return re.findall(
+            r"<caption>Subwords that translators get right \((.*?)\)", page.read_text()
+        )
 
-def test_runs_of_different_searches_are_not_compared(cli_error, run_cli, workspace, tmp_path):
-    bands = ("report", "runs/one", "runs/other", "--bands", "--device", "cpu", "--out")
-    evaluate = ("evaluate", "runs/other", "--split", "test", "--device", "cpu", "-q")
-    page = str(tmp_path / "page.html")
-    assert run_cli(*bands, page)[0] == 0
-    assert run_cli(*evaluate, "--beam", "1")[0] == 0
-    assert "runs/other with beam 1" in cli_error(*bands, page, key="--bands: ")
-    assert run_cli(*bands[:2], *bands[3:], page)[0] == 0  # alone, it is compared with none
-    assert run_cli(*evaluate, "--beam", "2", "--length-penalty", "0.6")[0] == 0
-    assert run_cli(*bands, page)[0] == 0
+    assert run_cli(*evaluate, "runs/one")[0] == 0
+    assert run_cli(*evaluate, "runs/other", "--beam", "1")[0] == 0
+    assert tables() == [f"pairs, beam {beam}, length penalty 0.6" for beam in (2, 1)]
+    assert "other, points" not in page.read_text()
+    assert run_cli(*evaluate, "runs/other")[0] == 0
+    assert tables() == [f"pairs, beam {beam}, length penalty 0.6" for beam in (2, 1)]
+    assert "other, points" in page.read_text()

@@ -1,6 +1,7 @@
 """Tables of losses by word frequency."""
 
 import math
+from dataclasses import asdict
 
 from drill.language_modeling.evaluation.frequency_bands import Band, BandChange
 from drill.report.analysis.word_accuracy import AccuracyBand
@@ -8,8 +9,8 @@ from drill.report.tables.band_tables import (
     TextBands,
     accuracy_table,
     bands_table,
-    by_references,
     changes_table,
+    saved_accuracy,
 )
 
 BANDS = [Band(0, 1, 0, 0, 0.0), Band(1, 50, 2, 4, 20.0), Band(50, None, 3, 100, 300.0)]
@@ -76,9 +77,20 @@ def test_accuracy_of_several_models_against_the_first():
     assert table.notes[0].endswith("Points: F1 above that of tied.")
 
 
-def test_translators_are_grouped_by_references():
-    far = [ACCURACY[0], AccuracyBand(1, 5, 2, 5, 4, 1)]
-    assert by_references({"tied": ACCURACY, "far": far, "drill": BETTER}) == [
-        {"tied": ACCURACY, "drill": BETTER},
-        {"far": far},
+def test_saved_accuracy_is_of_the_test_and_the_last_with_a_search():
+    def row(bands, **changes):
+        saved = {"subword_bands": [asdict(band) for band in bands]}
+        return {"split": "test", "beam": 4, "length_penalty": 0.6, **saved, **changes}
+
+    rows = [
+        row(ACCURACY, precision="float32"),
+        row(BETTER, precision="bfloat16"),
+        row(ACCURACY, beam=1),
+        row(ACCURACY, split="valid"),
+        row(ACCURACY, reference="ours.de"),  # as in older runs
+        {"split": "test", "kind": "cache"},
     ]
+    assert saved_accuracy(rows) == {
+        ("subword", "beam 4, length penalty 0.6"): BETTER,
+        ("subword", "beam 1, length penalty 0.6"): ACCURACY,
+    }

@@ -1,4 +1,4 @@
-"""The loss of a validation text, in batches that fit; how saved translations were made."""
+"""The loss of a validation text, in batches that fit."""
 
 import math
 
@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from drill.data import IGNORE_INDEX, PairBatches, ParallelText, encode_pairs
-from drill.errors import RunFolderError
 from drill.models.translator import Translator
-from drill.training.run.folder import RunFolder
 from drill.translation.evaluate import (
-    DecodingInfo,
     TranslationLoss,
-    read_decoding_info,
-    save_hypotheses,
     translation_loss,
 )
 from tests.helpers.translators import small_data, small_training, small_translator
@@ -65,26 +60,3 @@ def test_validation_takes_no_larger_batches_than_training(tmp_path, batches):
     small_training(tmp_path, max_tokens=24, max_steps=1)
     of_validation = batches[: len(list(PairBatches(small_data().valid, 24).epoch(0)))]
     assert max(of_validation) <= 24
-
-
-# -- saved translations ---------------------------------------------------------------------------
-
-MADE = DecodingInfo(beam_size=4, length_penalty=0.6, weights="best")
-
-
-def test_decoding_info_is_saved_next_to_translations(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert read_decoding_info(folder, "test", "de") is None  # as in older runs
-    save_hypotheses(folder, "test", "de", ["eins", ""], MADE)
-    assert folder.hypotheses("test", "de").read_text() == "eins\n\n"
-    assert read_decoding_info(folder, "test", "de") == MADE
-    assert read_decoding_info(folder, "valid", "de") is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"checksum": 1, "beam": "many"}'])
-def test_damaged_decoding_info_is_an_error(tmp_path, content):
-    folder = RunFolder(tmp_path)
-    save_hypotheses(folder, "test", "de", ["eins"], MADE)
-    folder.hypotheses_made("test", "de").write_text(content)
-    with pytest.raises(RunFolderError, match=r"test\.de\.hyp\.json"):
-        read_decoding_info(folder, "test", "de")

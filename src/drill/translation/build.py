@@ -87,19 +87,17 @@ def dry_run(settings: Settings, world: World, words: int) -> None:
         )
 
 
-def packages_of(settings: Settings, *, text: bool = True, scores: bool = True) -> list[str]:
-    """Optional packages for a translator, its ``text`` and its ``scores``."""
-    packages = ["tokenizers"]
-    if scores:
-        packages += ["sacrebleu", "sacremoses"]
+def packages_of(settings: Settings, *, text: bool = True) -> list[str]:
+    """Optional packages for a translator, its scores and its ``text``."""
+    packages = ["tokenizers", "sacrebleu", "sacremoses"]
     if text and settings.data["corpus"] == GENERATED:
         packages += ["num2words", "babel"]
     return packages
 
 
-def check_ready(folder: Path | str, work: str, *, text: bool = True, scores: bool = True) -> None:
+def check_ready(folder: Path | str, work: str, *, text: bool = True) -> None:
     """DataError naming all packages that ``work`` on a run needs and that are not installed."""
-    needed = packages_of(settings_of(RunFolder(folder)), text=text, scores=scores)
+    needed = packages_of(settings_of(RunFolder(folder)), text=text)
     check_packages(f"{work} {folder} needs", *needed)
 
 

@@ -5,20 +5,17 @@
 M counts every target token and one ``<end>`` a sentence. There is no label smoothing.
 """
 
-import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from drill.data import PairBatches, Pairs, ParallelText, Subwords
 from drill.data.download import OnProgress
 from drill.data.parallel.moses_words import LANGUAGES
-from drill.errors import RunFolderError
 from drill.models.translator import Translator
 from drill.training.precision import autocast_to, evaluating, sum_dtype
-from drill.training.run.folder import RunFolder
 from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.inference import Search, translate
@@ -133,43 +130,3 @@ def best_translations(
     best = [found[0].text for found in translate(model, subwords, lines, search, progress=count)]
     count(len(lines))
     return best
-
-
-# -- translations in a run folder -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DecodingInfo:
-    """How translations were made; only those of one search can be compared."""
-
-    beam_size: int
-    length_penalty: float
-    weights: str  # best, averaged or last
-
-    @property
-    def search(self) -> str:
-        return f"beam {self.beam_size} and length penalty {self.length_penalty:g}"
-
-
-def save_hypotheses(
-    folder: RunFolder, split: str, language: str, lines: Iterable[str], info: DecodingInfo
-) -> None:
-    """Write the translations of a split, and next to them how they were made."""
-    folder.write_lines(folder.hypotheses(split, language), lines)
-    made = asdict(info)
-    row = {"beam": made.pop("beam_size"), **made}
-    folder.write_json(folder.hypotheses_made(split, language), row)
-
-
-def read_decoding_info(folder: RunFolder, split: str, language: str) -> DecodingInfo | None:
-    """How the saved translations were made; None if unknown."""
-    path = folder.hypotheses_made(split, language)
-    if not path.exists():
-        return None
-    try:
-        row = json.loads(path.read_bytes())
-        return DecodingInfo(int(row["beam"]), float(row["length_penalty"]), str(row["weights"]))
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
-        raise RunFolderError(
-            f"{path}: was not written by `drill evaluate`; restore it from a copy, or remove it"
-        ) from None

@@ -28,12 +28,10 @@ from drill.training.run.folder import RunFolder
 from drill.training.state import Score, TrainingState, saved
 from drill.translation.bleu import Scores, corpus_scores, tokenizer_of
 from drill.translation.evaluate import (
-    DecodingInfo,
     TranslationLoss,
     TranslationResult,
     best_translations,
     evaluate_translator,
-    save_hypotheses,
     translation_loss,
 )
 from drill.translation.inference import Search
@@ -245,8 +243,7 @@ class TranslationTask(Task):
                     language=data.language,
                     progress=watch("test"),
                 )
-        info = DecodingInfo(search.beam_size, search.length_penalty, weights)
-        save_hypotheses(run, "test", data.language, test.hypotheses, info)
+        run.write_lines(run.hypotheses("test", data.language), test.hypotheses)
         state.tick()
         run.append_test(
             {

@@ -19,7 +19,7 @@ from drill.report.tables.band_tables import accuracy_table
 from drill.training.device import out_of_memory_hint
 from drill.training.precision import resolve_precision
 from drill.translation.bleu import corpus_scores
-from drill.translation.evaluate import DecodingInfo, evaluate_translator, save_hypotheses
+from drill.translation.evaluate import evaluate_translator
 from drill.translation.run import TranslationRun
 
 SCORES = ("bleu", "tokenised_bleu", "chrf", "signature", "tokenised_signature", "chrf_signature")
@@ -39,9 +39,8 @@ def evaluate_translation(
 ) -> None:
     """Print a line for each split, or for the ``files``, and add it to RUN/evaluations.jsonl.
 
-    The translations of a split are written to RUN/<split>.<language>.hyp, and how they were made
-    to a .json file next to it. ``bands`` prints accuracy by word frequency, which needs the
-    training text.
+    The translations of a split are written to RUN/<split>.<language>.hyp. ``bands`` adds accuracy
+    by word frequency, which needs the training text.
     """
     if "train" in splits:
         raise SettingsError("a translator is evaluated on valid and test", key="--split train")
@@ -72,7 +71,6 @@ def evaluate_translation(
                     tokenize=tokenize,
                     progress=progress,
                 )
-            made = DecodingInfo(search.beam_size, search.length_penalty, run.weights)
             row = {
                 "kind": "translation",
                 **about,
@@ -82,8 +80,8 @@ def evaluate_translation(
                 "perplexity": found.fit.perplexity,
                 **{key: getattr(found.scores, key) for key in SCORES},
                 "exact": found.exact,
-                "beam": made.beam_size,
-                "length_penalty": made.length_penalty,
+                "beam": search.beam_size,
+                "length_penalty": search.length_penalty,
                 "seconds": round(time.monotonic() - start, 3),
             }
             shown = _line(row, run.weights)
@@ -93,7 +91,8 @@ def evaluate_translation(
                 shown += f"\n\n{table_text(accuracy_table({f'{kind}s': each}, of=kind))}"
             add(row, shown)
             if files is None:
-                save_hypotheses(run.folder, about["split"], language, found.hypotheses, made)
+                path = run.folder.hypotheses(about["split"], language)
+                run.folder.write_lines(path, found.hypotheses)
 
 
 def _read(run: TranslationRun, source: Path, reference: Path) -> tuple[Row, ParallelText, Pairs]:

@@ -2,15 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option, echo
 
 from drill.cli import display, options
 from drill.errors import SettingsError
-
-if TYPE_CHECKING:
-    from drill.report.analysis.word_accuracy import AccuracyBand
 
 PAGE = "report.html"
 LEDGER = "ledger.jsonl"  # next to the run folders
@@ -25,8 +22,7 @@ def report(
         bool,
         Option(
             "--bands",
-            help="Add loss by word frequency, calibration and label vectors, or accuracy of words "
-            "of translators.",
+            help="Language models: add loss by word frequency, calibration and label vectors.",
         ),
     ] = False,
     samples: Annotated[
@@ -41,17 +37,17 @@ def report(
 
     Tables, learning curves, settings. --bands adds what `drill analyse` prints but the rank: the
     test loss by word frequency, also relative to the first run on the same text, calibration, and
-    norms and neighbours of labels; or for translators the accuracy of words.
+    norms and neighbours of labels. The accuracy of words of translators is shown where `drill
+    evaluate --bands` has saved it.
     """
     from drill.language_modeling.run import load_language_model
-    from drill.report.analysis.comparison import RunComparison, check_same_search, stored_bands
+    from drill.report.analysis.comparison import RunComparison
     from drill.report.page.page import check_replaceable, markdown, write_report
     from drill.report.results.ledger import read as read_ledger
-    from drill.report.results.runs import distinct_names
+    from drill.report.results.runs import distinct_names, read_run
+    from drill.report.tables.band_tables import saved_accuracy
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
-    from drill.translation.build import check_ready
-    from drill.translation.run import load_translator
 
     folders = _run_folders(runs or [])
     if out.is_dir():
@@ -67,30 +63,28 @@ def report(
         return
     check_replaceable(out)
     found = RunComparison(say=display.note)
-    accuracy: dict[str, dict[str, list[AccuracyBand]]] = {}
     if bands or samples:
         names = distinct_names(folders)
-        check_same_search([each for each in folders if task_of(each) == TRANSLATION])
         for folder in folders:
-            display.note(f"reading {folder}")
             if task_of(folder) == TRANSLATION:
                 if samples:
                     raise SettingsError(
                         f"{folder} is a translator; leave out that folder, or --samples",
                         key="--samples",
                     )
-                check_ready(folder, "--bands of", scores=False)
-                run = load_translator(folder, device=device)
-                for kind, each in stored_bands(run, display.note).items():
-                    accuracy.setdefault(kind, {})[names[folder]] = each
+                if not saved_accuracy(read_run(folder).evaluations):
+                    display.note(
+                        f"{folder}: no accuracy of words is saved; run `drill evaluate {folder} "
+                        "--bands`"
+                    )
             else:
+                display.note(f"reading {folder}")
                 found.add(names[folder], load_language_model(folder, device=device), bands, samples)
     page = write_report(
         folders,
         out,
         ledgers=ledger or [],
         texts=found.texts,
-        accuracy=accuracy,
         samples=found.samples,
         title=title,
     )

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +12,7 @@ from torch import Tensor
 from drill.data import SubwordVocabulary, Vocabulary, batchify
 from drill.data.parallel.moses_words import LANGUAGES
 from drill.data.parallel.pairs import target_counts
-from drill.data.parallel.parallel_text import read_lines
-from drill.errors import RunFolderError, SettingsError
+from drill.errors import SettingsError
 from drill.language_modeling.evaluation import frequency_bands as by_frequency
 from drill.language_modeling.run import LanguageModelRun
 from drill.report.analysis.label_vectors import (
@@ -25,9 +23,6 @@ from drill.report.analysis.label_vectors import (
 )
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
 from drill.report.tables.band_tables import TextBands
-from drill.training.run.folder import RunFolder
-from drill.training.run.weights import settings_of
-from drill.translation.evaluate import read_decoding_info
 from drill.translation.run import TranslationRun
 
 Say = Callable[[str], None]
@@ -122,8 +117,6 @@ def _label(name: str, vocabulary: Vocabulary, word: str) -> int:
 
 # -- translators -----------------------------------------------------------------------------------
 
-SPLIT = "test"
-
 
 def accuracy_bands(
     run: TranslationRun, references: Sequence[str], hypotheses: Sequence[str], say: Say
@@ -142,35 +135,3 @@ def accuracy_bands(
     counts = target_counts(pairs, len(run.subwords))
     found["subword"] = subword_bands(hypotheses, references, run.subwords, counts)
     return found
-
-
-def stored_bands(run: TranslationRun, say: Say) -> dict[str, list[AccuracyBand]]:
-    """``accuracy_bands`` of the translations of the test text in a run folder."""
-    path = run.folder.hypotheses(SPLIT, run.settings.data["target"])
-    if not path.exists():
-        raise RunFolderError(
-            "is missing", key=str(path), hint=f"write it with `{_again(run.folder.path)}`"
-        )
-    return accuracy_bands(run, run.split(SPLIT)[0].target, read_lines(path), say)
-
-
-def check_same_search(folders: Sequence[Path]) -> None:
-    """SettingsError where the stored translations of runs were made with different searches."""
-    known: dict[str, Path] = {}
-    for folder in folders:
-        run = RunFolder(folder)
-        language = settings_of(run).data["target"]
-        if run.hypotheses(SPLIT, language).exists():  # else ``stored_bands`` raises
-            info = read_decoding_info(run, SPLIT, language)
-            known |= {} if info is None else {info.search: folder}
-    if len(known) > 1:
-        made = ", ".join(f"{folder} with {search}" for search, folder in known.items())
-        raise SettingsError(
-            f"translations are not comparable: {made}",
-            key="--bands",
-            hint=f"make them again with `{_again(Path('RUN'))} --beam N --length-penalty X`",
-        )
-
-
-def _again(folder: Path) -> str:
-    return f"drill evaluate {folder} --split {SPLIT}"

@@ -34,7 +34,6 @@ GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill
 Block = tuple[str, Any]
 """(kind, content): text, heading, table (caption, Table), figure (or None), samples, settings or
 list."""
-Accuracy = Mapping[str, Mapping[str, Sequence[AccuracyBand]]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ def write_report(
     *,
     ledgers: Sequence[Path | str] = (),
     texts: Sequence[TextBands] = (),
-    accuracy: Accuracy | None = None,
     samples: Mapping[str, Sequence[str]] | None = None,
     title: str = "Runs",
     now: datetime | None = None,
@@ -62,7 +60,6 @@ def write_report(
         out: the file to write.
         ledgers: .jsonl files of results.
         texts: loss by word frequency; each text has its own tables.
-        accuracy: of translators, by ``"word"`` or ``"subword"``, then by model.
         samples: generated texts of each model.
         title: of the page.
         now: the time shown; the same input and time give the same bytes.
@@ -89,7 +86,7 @@ def write_report(
         Section(
             "bands",
             "Rare and frequent words",
-            [*_each(read, _bands, look), *_accuracy(found, accuracy or {})],
+            [*_each(read, _bands, look), *_accuracy(found)],
         ),
         Section("calibration", "Calibration", [*_each(read, _calibration, look)]),
         Section("labels", "Label vectors", [*_each(read, _labels, look)]),
@@ -245,13 +242,18 @@ def _labels(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
         yield "table", ("Nearest labels", band_tables.nearest_table(text.nearest))
 
 
-def _accuracy(runs: Sequence[RunSummary], accuracy: Accuracy) -> Iterator[Block]:
-    for kind, models in accuracy.items():
-        groups = band_tables.by_references(models)
-        for group in groups:
-            of = f" ({_corpora_and_models(list(group), runs)})" if len(groups) > 1 else ""
-            caption = f"{kind.capitalize()}s that translators get right{of}"
-            yield "table", (caption, band_tables.accuracy_table(group, of=kind))
+def _accuracy(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    """A table for all translators with the same references and search."""
+    groups: dict[tuple[Any, ...], dict[str, Sequence[AccuracyBand]]] = {}
+    for run in runs:
+        for (kind, search), bands in band_tables.saved_accuracy(run.evaluations).items():
+            references = tuple((band.low, band.types, band.wanted) for band in bands)
+            key = (kind, corpus_of(run), search, references)
+            groups.setdefault(key, {})[run.name] = bands
+    for (kind, corpus, search, _), models in groups.items():
+        of = ", ".join(filter(None, (corpus, search)))
+        caption = f"{kind.capitalize()}s that translators get right ({of})"
+        yield "table", (caption, band_tables.accuracy_table(models, of=kind))
 
 
 def _ledgers(ledgers: Sequence[tuple[str, Sequence[ledger.Row]]]) -> Iterator[Block]:

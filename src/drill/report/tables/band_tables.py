@@ -1,13 +1,14 @@
 """Tables of losses and of accuracy by word frequency, of calibration and of label vectors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from drill.language_modeling.evaluation.calibration import Calibration
 from drill.language_modeling.evaluation.frequency_bands import FEW, SURE, Band, BandChange
 from drill.report.analysis.label_vectors import Neighbour, Neighbours, NormBand
 from drill.report.analysis.word_accuracy import AccuracyBand
+from drill.report.results.evaluations import BANDS, Evaluation
 from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table
 
@@ -161,15 +162,21 @@ def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
     return Table.of(rows, ["Nearest labels by cosine; the mean label is subtracted."])
 
 
-def by_references(
-    bands: Mapping[str, Sequence[AccuracyBand]],
-) -> list[dict[str, Sequence[AccuracyBand]]]:
-    """Translators grouped by references: those with equal counts in all bands."""
-    texts: dict[Any, dict[str, Sequence[AccuracyBand]]] = {}
-    for name, each in bands.items():
-        key = tuple((band.low, band.types, band.wanted) for band in each)
-        texts.setdefault(key, {})[name] = each
-    return list(texts.values())
+def saved_accuracy(evaluations: Iterable[Evaluation]) -> dict[tuple[str, str], list[AccuracyBand]]:
+    """Bands of the test that `drill evaluate --bands` saved, by ``word`` or ``subword`` and search.
+
+    Old rows may call a user's own file, which has a ``reference``, ``test`` too.
+    """
+    return {
+        (
+            key.removesuffix("_bands"),
+            f"beam {row['beam']}, length penalty {row['length_penalty']:g}",
+        ): [AccuracyBand(**band) for band in row[key]]
+        for row in evaluations
+        if row.get("split") == "test" and "reference" not in row
+        for key in BANDS
+        if key in row
+    }
 
 
 def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word") -> Table:

@@ -7,7 +7,6 @@
     metrics.jsonl           rows of training loss, of each validation and of the test
     evaluations.jsonl       results of `drill evaluate`
     test.de.hyp             a translator's last translations of a split, line by line
-    test.de.hyp.json        by which search and weights they were made
     target_counts.json      how often each label is a target in training
     best.safetensors        the weights with the lowest validation loss
     averaged.safetensors    the mean of a translator's last weights, if that is better
@@ -130,10 +129,6 @@ class RunFolder:
     def hypotheses(self, split: str, language: str) -> Path:
         """Translations of a split; ``*`` stands for any."""
         return self.path / f"{split}.{language}.hyp"
-
-    def hypotheses_made(self, split: str, language: str) -> Path:
-        """How ``hypotheses`` were made."""
-        return self.path / f"{split}.{language}.hyp.json"
 
     def write_lines(self, path: Path, lines: Iterable[str]) -> None:
         self.write_text(path, "".join(f"{line}\n" for line in lines))
