@@ -96,7 +96,6 @@ def test_a_page_has_what_the_runs_have(tmp_path, ledger, runs, words):
     assert ("h1", "Three runs") in page.said
     for shown in (
         "3 runs, 1 ledger, written 2026-11-15 09:30 UTC",
-        "57.20 ± 0.20",
         "60.7 / 58.8",
         "the baseline",
         "the lamp is lit\nthe boat is late",
@@ -266,13 +265,12 @@ def test_markdown_has_the_tables(ledger, runs):
     write_evaluations(runs[2], [{"kind": "cache", "split": "test", "perplexity": 53.75}])
     text = markdown(runs, [ledger])
     titles = [line for line in text.splitlines() if line.startswith("## ")]
-    assert titles[:2] == ["## Runs", "## By recipe"]
-    assert titles[2].endswith("runs.jsonl")
-    assert titles[3] == "## Warnings"
-    assert "| ptb-drill-4 | deep-residual 4 |" in text
+    assert titles[0] == "## Runs"
+    assert titles[1].endswith("runs.jsonl")
+    assert titles[2] == "## Warnings"
+    assert "| drill-2 | deep-residual 4 |" in text
     assert "evaluations.jsonl: left out 1 of other weights" in text
-    assert "## By recipe" not in markdown(runs[:2])  # without seeds
-    assert markdown([], [ledger]).startswith(titles[2])
+    assert markdown([], [ledger]).startswith(titles[1])
 
 
 def test_evaluations_and_starts_are_shown(tmp_path, ledger, runs):

@@ -13,9 +13,9 @@ from drill.report.tables import number_format
 from drill.report.tables.markup import Table, markdown_text
 from drill.report.tables.result_tables import (
     evaluations_table,
-    recipes_table,
+    group_labels,
+    grouped,
     runs_table,
-    spread,
 )
 from drill.training.settings import recipe
 from tests.report.folders import of_weights, write_evaluations, write_run
@@ -62,37 +62,14 @@ def test_the_papers_figures_are_of_the_same_model(tmp_path):
     assert row("my-own")[1:] == (None, None, [])
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([], ""),
-        ([60.0], "60.00"),
-        ([60.0, 61.0], "60.50 ± 0.50"),  # half the range
-        ([1.0, 2.0, 6.0], "3.00 ± 2.65"),  # the standard deviation
-    ],
-)
-def test_spread(values, text):
-    assert spread(values) == text
-
-
-def test_seeds_of_one_recipe_are_one_row(tmp_path):
-    folders = [
-        write_run(tmp_path / f"tied-{seed}", seed=seed, valid=[60.0 + seed], test=58.0 + seed)
-        for seed in (1, 2, 3)
-    ]
-    folders += [write_run(tmp_path / "going", seed=4, valid=[90.0], test=None)]
+def test_seeds_of_one_recipe_are_one_group(tmp_path):
+    folders = [write_run(tmp_path / f"tied-{seed}", seed=seed, valid=[60.0]) for seed in (1, 2, 3)]
     folders += [write_run(tmp_path / "dual", recipe="ptb-dual", layer="dual", valid=[55.0])]
-    table = recipes_table(read_runs(folders))
-    assert len(table.rows) == 2
-    assert cells(table, 0) == {
-        "recipe": "ptb-tied", "layer": "tied", "parameters": "24,221,600", "seeds": "1, 2, 3",
-        "runs": "3 of 4", "epochs": "1", "valid": "62.00 ± 1.00", "test": "60.00 ± 1.00",
-        "paper": "60.7 / 58.8", "gap": "+1.3 / +1.2", "time": "0:14",
-    }  # fmt: skip
-    assert cells(table, 1)["runs"] == "1"
-    assert any("standard deviation" in note for note in table.notes)
+    groups = grouped(read_runs(folders))
+    assert [len(group) for group in groups.values()] == [3, 1]
+    assert [*group_labels(groups).values()] == ["ptb-tied", "ptb-dual"]
     changed = write_run(tmp_path / "changed", valid=[60.0], options="dropout = 0.9\n")
-    labels = [row[0] for row in recipes_table(read_runs([folders[0], changed])).rows]
+    labels = group_labels(grouped(read_runs([folders[0], changed]))).values()
     assert len(set(labels)) == 2  # other settings
     assert all(label.startswith("ptb-tied, settings ") for label in labels)
 
@@ -147,7 +124,7 @@ def test_runs_table_has_the_papers_bleu(tmp_path):
     (run / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(test)]) + "\n")
     ledger.record(run, tmp_path / "runs.jsonl")
     rows = ledger.read(tmp_path / "runs.jsonl")
-    for table in (runs_table([read_run(run)]), recipes_table(rows), runs_table(rows)):
+    for table in (runs_table([read_run(run)]), runs_table(rows)):
         assert cells(table)["paper"] == "28.1 BLEU"
         assert cells(table)["gap"] == "-0.5"
         assert [note for note in table.notes if "tokenised" in note]

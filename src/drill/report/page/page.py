@@ -78,8 +78,9 @@ def write_report(
     several = [run for run in found if sum(each.epochs_done > 0 for each in run.validations) > 1]
     timed = [*by_corpus(several).items()]  # one validation is no curve
     read = [(_corpora_and_models(text.models, found), text) for text in texts]
+    results = [("table", ("Every run", result_tables.runs_table(found)))] if found else []
     sections = [
-        Section("results", "Results", [*_results(found)]),
+        Section("results", "Results", results),
         Section("curves", "Learning curves", [*_each(trained, _curves, look)]),
         Section("time", "Time to a perplexity", [*_each(timed, _times, look)]),
         Section("evaluations", ADAPTED, [*_evaluations(found)]),
@@ -156,8 +157,6 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
     """
     found = read_runs(runs)
     parts = ["## Runs", result_tables.runs_table(found).markdown()] if found else []
-    if _has_seeds(found):
-        parts += ["## By recipe", result_tables.recipes_table(found).markdown()]
     if (adapted := result_tables.evaluations_table(found)).rows:
         parts += [f"## {ADAPTED}", adapted.markdown()]
     for path in ledgers:
@@ -172,13 +171,6 @@ def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> 
 
 
 # -- sections -------------------------------------------------------------------------------------
-
-
-def _results(runs: Sequence[RunSummary]) -> Iterator[Block]:
-    if _has_seeds(runs):
-        yield "table", ("Runs of one recipe together", result_tables.recipes_table(runs))
-    if runs:
-        yield "table", ("Every run", result_tables.runs_table(runs))
 
 
 def _each(
@@ -329,10 +321,6 @@ def corpus_of(result: Result) -> str:
         return ""
     corpus, tokenizer = str(data.get("corpus") or ""), data.get("tokenizer", WORDS)
     return corpus if tokenizer == WORDS else f"{corpus}, subwords {tokenizer}"
-
-
-def _has_seeds(runs: Sequence[RunSummary]) -> bool:
-    return len(grouped(runs)) < len(runs)
 
 
 def _corpora_and_models(models: Sequence[str], runs: Sequence[RunSummary]) -> str:

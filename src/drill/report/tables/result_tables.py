@@ -1,7 +1,7 @@
 """Tables of runs and of ledgers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import TypeVar
 
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE, Evaluation, last_pair
@@ -27,10 +27,6 @@ TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
     "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
     "less the paper's."
-)
-SPREAD_NOTE = (
-    "± is half the range of two runs, the standard deviation of more; perplexities are of runs "
-    "that have been tested, where there are any."
 )
 BITS = "test_bits_per_byte"
 
@@ -76,37 +72,6 @@ def runs_table(results: Sequence[Result]) -> Table:
     return Table.of(rows, paper_notes(rows), recipe_changes(results))
 
 
-def recipes_table(results: Sequence[Result]) -> Table:
-    """One row for all runs that differ by their seed alone: means and spread."""
-    groups = grouped(results)
-    labels = group_labels(groups)
-    rows = []
-    for key, group in groups.items():
-        first = group[0]
-        used = [each for each in group if each.test is not None] or group
-        of_all = "" if len(used) == len(group) else f" of {len(group)}"
-        epochs = [each.epochs for each in used]
-        ends = dict.fromkeys([min(epochs), max(epochs)])
-        rows.append(
-            [
-                ("recipe", labels[key]),
-                ("layer", first.layer or ""),
-                ("parameters", numbers.count(first.parameters)),
-                ("seeds", ", ".join(str(each.seed) for each in used if each.seed is not None)),
-                ("runs", f"{len(used)}{of_all}"),
-                ("epochs", " to ".join(map(numbers.count, ends))),
-                ("valid", spread(known(each.valid for each in used))),
-                ("test", spread(known(each.test for each in used))),
-                ("BLEU", spread(known(_score(each, "bleu") for each in used))),
-                ("bits per byte", numbers.fixed(_mean(_score(each, BITS) for each in used), 4)),
-                *paper_cells(first.recipe, used),
-                ("time", numbers.duration(_mean(each.seconds for each in used))),
-            ]
-        )
-    several = [SPREAD_NOTE] if any(len(group) > 1 for group in groups.values()) else []
-    return Table.of(rows, [*several, *paper_notes(rows)])
-
-
 def evaluations_table(results: Sequence[Result]) -> Table:
     """Perplexities of dynamic evaluation and of the cache.
 
@@ -148,14 +113,6 @@ def grouped(results: Sequence[T]) -> dict[tuple[str | None, str], list[T]]:
         settings = each.name if each.recipe is None else each.settings_digest
         groups.setdefault((each.recipe, settings), []).append(each)
     return groups
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and spread: a standard deviation from three values on, half the range of two."""
-    if len(values) < 2:
-        return numbers.perplexity(values[0]) if values else ""
-    half = (max(values) - min(values)) / 2
-    return f"{numbers.perplexity(mean(values))} ± {half if len(values) == 2 else stdev(values):.2f}"
 
 
 def group_labels(
