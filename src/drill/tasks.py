@@ -53,7 +53,7 @@ def train(
         folder: where the run is written.
         device: "auto", "cpu", "cuda", "cuda:1", ...
         progress: called a few times a second, and after each validation.
-        data_progress: called while texts are read.
+        data_progress: called while a translator's subwords are learnt and its pairs encoded.
         on_start: called with a summary once all settings are checked, and with the sizes once the
             data is read.
         quiet: show nothing. Otherwise, without ``progress`` and ``on_start``, lines go to stderr.
@@ -71,13 +71,16 @@ def train(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     run = RunFolder(folder)
-    start_task = start_translator if settings.task == TRANSLATION else start_language_model
     with init_distributed(device) as world:
         if not world.is_main:
             data_progress = on_start = None
         with run.locked() if world.is_main else nullcontext():
             given = (settings, run, build_optimizer(settings), device, world)
-            start = start_task(*given, data_progress, on_start)
+            start = (
+                start_translator(*given, data_progress, on_start)
+                if settings.task == TRANSLATION
+                else start_language_model(*given, on_start)
+            )
             record_start(start, settings)
             if on_start is not None:
                 on_start(sizes(settings, start))

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from drill.cli.display import counting
 from drill.errors import DataError, SettingsError, nearest
 
 DEFAULT = ("en", "de")  # languages of the recipes
@@ -129,9 +128,8 @@ def data(
         )
     from drill.training.run.summary import share_of_unknown
 
-    with counting("download") as progress:
-        found, vocabulary = read_corpus(corpus, min_count=min_count, progress=progress)
-        ids = found.encode(vocabulary)
+    found, vocabulary = read_corpus(corpus, min_count=min_count)
+    ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
     echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
     if found.closed:

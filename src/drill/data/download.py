@@ -2,6 +2,7 @@
 
 import hashlib
 import http.client
+import logging
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,25 +10,26 @@ from pathlib import Path
 from drill.errors import DataError
 from drill.files import atomic_write
 
-CHUNK = 1 << 16
 SILENCE = 30.0  # seconds that a server may be silent
 
+logger = logging.getLogger("drill")
+
 OnProgress = Callable[[int, int], None]
-"""Called with how much is done and how much there is, of bytes, pairs, lines or tokens."""
+"""Called with how much is done and how much there is, of pairs, lines or tokens."""
 
 
-def download(
-    urls: Sequence[str], target: Path, md5: str, size: int, progress: OnProgress | None = None
-) -> None:
+def download(urls: Sequence[str], target: Path, md5: str) -> None:
     """Write ``target`` from the first of its mirrors that gives a file with this checksum.
 
     The file stays in memory until its checksum is known, so ``target`` is complete or untouched.
-    ``size`` is what ``progress`` is told.
+    Every attempt is a line of the log, at a level that is shown by default.
     """
     failures = []
     for url in urls:
+        logger.warning("downloading %s from %s", target, url)
         try:
-            content = _fetch(url, size, progress)
+            with urllib.request.urlopen(url, timeout=SILENCE) as answer:
+                content = answer.read()
         except (OSError, http.client.HTTPException, ValueError) as error:
             failures.append(f"{url}: {error or type(error).__name__}".replace("\n", " "))
             continue
@@ -39,13 +41,3 @@ def download(
         f"{target.name} could not be downloaded ({'; '.join(failures)}); try again, or put the "
         f"file at {target} yourself"
     )
-
-
-def _fetch(url: str, size: int, progress: OnProgress | None) -> bytes:
-    content = bytearray()
-    with urllib.request.urlopen(url, timeout=SILENCE) as answer:
-        while chunk := answer.read1(CHUNK):
-            content += chunk
-            if progress:
-                progress(len(content), size)
-    return bytes(content)

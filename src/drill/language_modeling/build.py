@@ -6,7 +6,7 @@ model = language_model(settings, vocabulary)
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -33,9 +33,9 @@ FINETUNE_LENGTH_MARGIN = 10  # how far beyond bptt its segments may be
 STAND_IN = 2**20  # words of a vocabulary that is not known yet
 
 
-def corpus(settings: Settings, progress: Any = None) -> tuple[Ids, Vocabulary]:
+def corpus(settings: Settings) -> tuple[Ids, Vocabulary]:
     """The encoded splits and the vocabulary; ids are cached on disk by content."""
-    text, vocabulary = read_corpus(**settings.data, progress=progress)
+    text, vocabulary = read_corpus(**settings.data)
     return text.encode(vocabulary, cache_folder()), vocabulary
 
 

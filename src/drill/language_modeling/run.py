@@ -213,7 +213,6 @@ def start_language_model(
     optimizer: ScheduledOptimizer,
     device: torch.device,
     world: World,
-    data_progress: Any,
     on_start: Callable[[str], None] | None,
 ) -> Start:
     """Check the settings of a language model, read its text and build it."""
@@ -221,7 +220,7 @@ def start_language_model(
     dry_run(settings, begun)
     if on_start is not None:
         on_start(run_summary(settings, run, device, world))
-    text, vocabulary = read_corpus(**settings.data, progress=data_progress)
+    text, vocabulary = read_corpus(**settings.data)
     ids = text.encode(vocabulary, cache_folder())
     start = None if settings.init_from is None else RunFolder(settings.init_from)
     earlier = run if begun else start

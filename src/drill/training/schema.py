@@ -40,7 +40,7 @@ NOT_SET = {
     "embedding", "layer", "counts", "generator", "widths",  # of layers and encoders
     "vocabulary",  # of label sources
     "source_embedding", "target_embedding", "pad", "init_embeddings",  # of the Transformer
-    "lines", "progress",  # of corpora and subwords
+    "lines", "progress",  # of subwords
 }  # fmt: skip
 
 

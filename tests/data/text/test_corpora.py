@@ -49,7 +49,7 @@ def home(tmp_path, monkeypatch):
 def tiny(monkeypatch):
     """A standard corpus of six lines."""
     train, valid, test = (hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values())
-    known = CorpusInfo((6, 4, 4), 6, (train, valid, test), (8, 5, 4), (), "none")
+    known = CorpusInfo((6, 4, 4), 6, (train, valid, test), (), "none")
     monkeypatch.setattr("drill.data.text.catalog.CORPORA", {"tiny": known})
 
 
@@ -156,8 +156,8 @@ def test_files_on_disk_are_verified_and_closed(folder, home, tiny, tmp_path, pla
 def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
     asked = []
 
-    def fake(urls, target, md5, size, progress):
-        asked.append((urls, target.relative_to(home).as_posix(), md5, size))
+    def fake(urls, target, md5):
+        asked.append((urls, target.relative_to(home).as_posix(), md5))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("one\ntwo\n")
 
@@ -166,7 +166,7 @@ def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
         load_corpus("ptb")
     known = CORPORA["ptb"]
     urls = [url.format("train") for url in known.urls]
-    assert asked == [(urls, "ptb/train.txt", known.md5[0], known.sizes[0])]
+    assert asked == [(urls, "ptb/train.txt", known.md5[0])]
 
 
 @pytest.mark.parametrize(

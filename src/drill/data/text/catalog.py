@@ -22,7 +22,6 @@ class CorpusInfo(NamedTuple):
     tokens: Sequence[int]
     vocabulary_size: int
     md5: Sequence[str]
-    sizes: Sequence[int]
     urls: Sequence[str]
     licence: str
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data.cache import cache_key, cached, load_array
-from drill.data.download import OnProgress, download
+from drill.data.download import download
 from drill.data.optional_packages import import_optional
 from drill.data.subwords import Subwords, cached_subwords
 from drill.data.text import catalog
@@ -108,14 +108,13 @@ def _subword_vocabulary(text: str, tokenizer: int | str) -> SubwordVocabulary:
     return vocabulary
 
 
-def load_corpus(name: str, progress: OnProgress | None = None) -> Corpus:
+def load_corpus(name: str) -> Corpus:
     """A corpus by name: from disk as ``<name>/{train,valid,test}.txt``, else downloaded.
 
     Every file is checked against its published checksum.
 
     Args:
         name: "ptb", "wikitext-2", "bible" or "elife".
-        progress: called with the bytes received and the size of the file.
 
     Returns:
         The corpus.
@@ -129,7 +128,7 @@ def load_corpus(name: str, progress: OnProgress | None = None) -> Corpus:
             f"no corpus is called {name!r}; known are {', '.join(catalog.NAMES)}, and own "
             "text is read with corpus_from_folder or corpus_from_file"
         )
-    train, valid, test = (_text(name, split, progress) for split in SPLITS)
+    train, valid, test = (_text(name, split) for split in SPLITS)
     return Corpus(name, train, valid, test, closed=True)
 
 
@@ -148,16 +147,15 @@ def _bible() -> Corpus:
     return Corpus(catalog.BIBLE, train, valid, test)
 
 
-def _text(name: str, split: str, progress: OnProgress | None) -> str:
+def _text(name: str, split: str) -> str:
     """One split of a standard corpus, checked."""
-    known, index = catalog.CORPORA[name], SPLITS.index(split)
-    md5 = known.md5[index]
+    known = catalog.CORPORA[name]
+    md5 = known.md5[SPLITS.index(split)]
     paths = [folder / name / f"{split}.txt" for folder in catalog.data_folders()]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         path = paths[0]
-        urls = [url.format(split) for url in known.urls]
-        download(urls, path, md5, known.sizes[index], progress)
+        download([url.format(split) for url in known.urls], path, md5)
     raw = read_bytes(path)
     found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if found != md5:
@@ -237,7 +235,6 @@ def read_corpus(
     held_out_min_count: int = 10,
     held_out_max_count: int = 100,
     held_out_seed: int = 1,
-    progress: OnProgress | None = None,
 ) -> tuple[Corpus, Vocabulary]:
     """A corpus and its vocabulary, from a name, a folder with three splits, or one file.
 
@@ -253,7 +250,6 @@ def read_corpus(
         held_out_min_count: such words occur at least so often in training.
         held_out_max_count: and at most so often.
         held_out_seed: of their choice.
-        progress: called with the bytes received and the size of the file.
 
     Returns:
         The corpus and its vocabulary.
@@ -265,7 +261,7 @@ def read_corpus(
             f"are {valid} and {test}; leave them out, or name a single file"
         )
     if corpus in catalog.NAMES:
-        found = load_corpus(corpus, progress=progress)
+        found = load_corpus(corpus)
     elif path.is_dir():
         found = corpus_from_folder(path)
     else:
