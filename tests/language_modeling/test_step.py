@@ -24,7 +24,6 @@ from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel, PastDecode
 from drill.training.cuda_graphs import GraphCapture
 from drill.training.distributed import World
-from drill.training.loop import AsyncLoss
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
 from drill.training.run.checkpoint import split_tensors
 from tests.helpers.devices import no_gpu_sync
@@ -221,13 +220,6 @@ def test_replay_increments_the_versions_of_what_it_changes():
         loss.backward()
 
 
-def test_async_loss_of_a_cpu_is_known_at_once():
-    state = new_state()
-    state.nll += 6.0
-    state.position = 3
-    assert AsyncLoss(CPU)(state, ALONE) == 2.0
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
 @pytest.mark.parametrize(
@@ -256,16 +248,6 @@ def test_capture_blocker_on_a_gpu():
     assert capture_blocker(step.model, step.optimizer, True, 1, None) is None
     assert "several processes" in capture_blocker(step.model, step.optimizer, True, 2, None)
     assert "in parts" in capture_blocker(step.model, step.optimizer, True, 1, 2)
-
-
-@pytest.mark.gpu
-def test_async_loss_of_a_gpu_does_not_wait():
-    state, loss = new_state("cuda"), AsyncLoss(torch.device("cuda"))
-    state.nll += 6.0
-    state.position = 3
-    assert loss(state, ALONE) is None
-    torch.cuda.synchronize()
-    assert loss(state, ALONE) == 2.0
 
 
 @pytest.mark.gpu

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from drill.errors import Diverged
 from drill.kernels.runtime.stalls import STALLED, Stalled, take_stall
@@ -172,7 +171,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             reporter.restart()
 
         model.train()
-        batches, async_loss = task.batches(), AsyncLoss(task.device)
+        batches = task.batches()
         while not state.is_done():
             # train
             task.step(next(batches))
@@ -189,12 +188,9 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             if agreed:
                 state.agree_on_time(world)
 
-            # log
-            if agreed and (world.size > 1 or time.monotonic() - shown >= SHOW_EVERY):
+            # show
+            if agreed and time.monotonic() - shown >= SHOW_EVERY:
                 shown = time.monotonic()
-                loss = async_loss(state, world)
-                if loss is not None:
-                    state.loss = finite(loss, task)
                 reporter.report()
 
             # validate
@@ -213,7 +209,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 if epoch_done:
                     optimizer.epoch_ended(row["valid_loss"])
                     state.next_epoch()
-                    batches, async_loss = task.batches(), AsyncLoss(task.device)
+                    batches = task.batches()
                 reporter.restart()
             if not agreed or state.is_done():
                 continue
@@ -329,32 +325,6 @@ def _ended(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Out
         elapsed=elapsed,
         ended_by=state.ended_by(),
     )
-
-
-class AsyncLoss:
-    """The mean loss of the epoch so far, without waiting for the device.
-
-    On a GPU a call returns what an earlier call has requested, None if that is not there yet.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.waits = device.type != "cuda"
-        self.sent: tuple[Tensor, torch.cuda.Event, int] | None = None
-
-    def __call__(self, state: TrainingState, world: World) -> float | None:
-        if self.waits or world.size > 1:
-            return state.mean_loss(world)
-        found = None
-        if self.sent is not None and self.sent[1].query():
-            nll, _, terms = self.sent
-            found, self.sent = float(nll) / max(1, terms), None
-        if self.sent is None:
-            nll = torch.empty((), dtype=state.nll.dtype, pin_memory=True)
-            nll.copy_(state.nll, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self.sent = (nll, event, state.loss_terms())
-        return found
 
 
 # -- divergence -----------------------------------------------------------------------------------
