@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from drill.training.optim import AveragedSgd, NonMonotonicTrigger, averaged, inverse_sqrt, one_cycle
+from drill.training.optim import AveragedSgd, NonMonotonicTrigger, averaged, schedules
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
 
@@ -100,11 +100,12 @@ def test_trigger_against_its_definition(losses, patience):
 # -- schedules ------------------------------------------------------------------------------------
 
 
-def test_one_cycle_is_the_schedule_of_torch():
+def test_one_cycle_is_the_schedule_of_torch(monkeypatch):
+    monkeypatch.setattr(schedules, "RESOLUTION", 37)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     peer = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3.0, total_steps=37, pct_start=0.2)
     for step in range(1, 38):
-        found = one_cycle(step, peak=3.0, total=37, rise=0.2)
+        found = schedules.SCHEDULES["one-cycle"].rate((step - 0.5) / 36, lr=3.0, warmup=0.2)
         assert found == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
         optimizer.step()
         if step < 37:
@@ -113,11 +114,9 @@ def test_one_cycle_is_the_schedule_of_torch():
 
 def test_inverse_sqrt_by_hand():
     def rate(step):
-        return inverse_sqrt(step, width=512, warmup=4000, scale=2.0)
+        return schedules.SCHEDULES["inverse-sqrt"].rate(0.5, lr=2.0, warmup_steps=4000, steps=step)
 
-    assert rate(1) == pytest.approx(2 * 512**-0.5 * 4000**-1.5)
-    assert rate(4000) == pytest.approx(2 / math.sqrt(512 * 4000))
-    assert rate(16_000) == pytest.approx(rate(4000) / 2)
+    assert [rate(1), rate(4000), rate(16_000)] == pytest.approx([2 / 4000, 2.0, 1.0])
     assert max(range(3990, 4010), key=rate) == 4000
 
 
@@ -127,10 +126,6 @@ W = nn.Parameter(torch.zeros(1))
 @pytest.mark.parametrize(
     ("call", "key"),
     [
-        (lambda: one_cycle(0, peak=1.0, total=20), "step"),
-        (lambda: one_cycle(1, peak=1.0, total=3), "rise"),
-        (lambda: inverse_sqrt(0, width=4, warmup=4), "step"),
-        (lambda: inverse_sqrt(1, width=4, warmup=0), "warmup"),
         (lambda: NonMonotonicTrigger(-1), "patience"),
         (lambda: AveragedSgd([W], lr=-1.0), "lr"),
         (lambda: AveragedSgd([W], lr=math.nan), "lr"),

@@ -4,7 +4,7 @@ from drill.training.optim.adamw import AdamW
 from drill.training.optim.averaging import AveragedSgd, NonMonotonicTrigger, averaged
 from drill.training.optim.muon import Muon
 from drill.training.optim.optimizer import RunScheduled, ScheduledOptimizer
-from drill.training.optim.schedules import inverse_sqrt, one_cycle, run_rate
+from drill.training.optim.schedules import run_rate
 from drill.training.optim.sgd import Asgd, NtAsgd, Sgd
 
 __all__ = [
@@ -19,8 +19,6 @@ __all__ = [
     "ScheduledOptimizer",
     "Sgd",
     "averaged",
-    "inverse_sqrt",
-    "one_cycle",
     "run_rate",
 ]
 

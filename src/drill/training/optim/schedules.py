@@ -5,8 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-from drill.errors import require
-
 RunSchedule = Literal["constant", "linear", "cosine"]
 AnySchedule = Literal[RunSchedule, "one-cycle", "inverse-sqrt"]
 SHARE_OF_RUN = "a share of the run in [0, 1)"
@@ -55,65 +53,24 @@ def step_of_run(progress: float) -> int:
     return 1 + int(min(max(progress, 0.0), 1.0) * (RESOLUTION - 1))
 
 
-def one_cycle(step: int, *, peak: float, total: int, rise: float = 0.3) -> float:
-    """Half a cosine from start = peak / 25 up to peak, another one down to start / 10,000.
-
-    For short trainings at high rates; the same numbers as ``torch.optim.lr_scheduler.OneCycleLR``.
-
-    Args:
-        step: from 1 to ``total``.
-        peak: the highest rate.
-        total: number of steps.
-        rise: share of the steps that goes up.
-
-    Returns:
-        The learning rate.
-    """
-    require(step >= 1, "one_cycle", "step", "at least 1", step)
-    top = rise * total - 1.0  # counted from 0, as the scheduler counts
-    if not 0.0 < top < total - 1.0:
-        raise ValueError(
-            f"one_cycle: rise {rise} of {total} steps leaves no way up or no way down; "
-            "take more steps or a rise nearer to 0.3"
-        )
-    start = peak / 25.0
-    at = step - 1
-    if at <= top:
-        return _cosine(start, peak, at / top)
-    return _cosine(peak, start / 1e4, (at - top) / (total - 1.0 - top))
-
-
-def inverse_sqrt(step: int, *, width: int, warmup: int, scale: float = 1.0) -> float:
-    """scale * width^-0.5 * min(step^-0.5, step * warmup^-1.5), highest at step ``warmup``.
-
-    The schedule of the first transformers ("noam"); needs no training length.
-
-    Args:
-        step: from 1 on.
-        width: of the model.
-        warmup: steps.
-        scale: a factor.
-
-    Returns:
-        The learning rate.
-    """
-    for name, value in (("step", step), ("warmup", warmup), ("width", width)):
-        require(value >= 1, "inverse_sqrt", name, "at least 1", value)
-    return scale * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-
-
 def _cosine(start: float, end: float, share: float) -> float:
     weight = 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))  # exactly 1 and 0 at the ends
     return start * weight + end * (1.0 - weight)
 
 
 def _one_cycle(progress: float, *, lr: float, warmup: float) -> float:
-    return one_cycle(step_of_run(progress), peak=lr, total=RESOLUTION, rise=warmup)
+    """As OneCycleLR of torch: half a cosine from lr / 25 up, another one down to lr / 250,000."""
+    at, top, last = step_of_run(progress) - 1, warmup * RESOLUTION - 1.0, RESOLUTION - 1.0
+    start = lr / 25.0
+    if at < top:
+        return _cosine(start, lr, at / top)
+    return _cosine(lr, start / 1e4, (at - top) / (last - top))
 
 
 def _inverse_sqrt(progress: float, *, lr: float, warmup_steps: int, steps: int) -> float:
-    peak = inverse_sqrt(warmup_steps, width=1, warmup=warmup_steps)
-    return lr * inverse_sqrt(max(1, steps), width=1, warmup=warmup_steps) / peak
+    """Linear up to lr at step ``warmup_steps``, then step^-0.5 ("noam")."""
+    rate, peak = (min(n**-0.5, n * warmup_steps**-1.5) for n in (max(1, steps), warmup_steps))
+    return lr * rate / peak
 
 
 class Schedule(NamedTuple):
