@@ -122,7 +122,14 @@ class Outcome:
     elapsed: float  # seconds, summed over resumes
     interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone
     ended_by: str | None = None  # epochs, max_steps, max_minutes or patience, once one is reached
-    signal: int | None = None  # which one; None if another process was interrupted
+
+
+class Interrupted(KeyboardInterrupt):
+    """By Ctrl-C or SIGTERM, once all is saved. Says where the run stopped."""
+
+    def __init__(self, sentence: str, outcome: Outcome) -> None:
+        super().__init__(sentence)
+        self.outcome = outcome
 
 
 def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outcome:
@@ -223,7 +230,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 save()
                 saved = time.monotonic()
             if stop:
-                return _unfinished(state, shutdown)
+                return _unfinished(state)
 
         # test
         save()
@@ -232,8 +239,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
         ended = _ended(state, valid, test, state.elapsed)
-        late = world.any(shutdown.requested)
-        return replace(ended, interrupted=late, signal=shutdown.number)
+        return replace(ended, interrupted=world.any(shutdown.requested))
 
 
 def _validate(task: Task, watch: Watch) -> dict[str, Any]:
@@ -309,9 +315,9 @@ class Reporter:
         )
 
 
-def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
-    best, number = (state.best_epoch, state.best), shutdown.number
-    return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True, signal=number)
+def _unfinished(state: TrainingState) -> Outcome:
+    best = (state.best_epoch, state.best)
+    return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True)
 
 
 def _ended(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:

@@ -1,13 +1,10 @@
-"""Ctrl-C and SIGTERM: a flag that is read between steps, and raised again afterwards."""
+"""Ctrl-C and SIGTERM: a flag that is read between steps."""
 
-import logging
 import signal
 import threading
 import time
 from types import FrameType
 from typing import Any, Self
-
-logger = logging.getLogger("drill")
 
 
 class GracefulShutdown:
@@ -17,8 +14,8 @@ class GracefulShutdown:
             while not shutdown.requested:
                 step()
 
-    ``number`` is the first signal; two within 0.1 s count as one. Python delivers signals to the
-    main thread: in other threads this does nothing.
+    Two within 0.1 s count as one. Python delivers signals to the main thread: in other threads this
+    does nothing.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,7 +23,6 @@ class GracefulShutdown:
 
     def __init__(self) -> None:
         self.requested = False
-        self.number: int | None = None
         self._noted = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -41,7 +37,7 @@ class GracefulShutdown:
     def _note(self, number: int, frame: FrameType | None) -> None:
         # The handlers stay until the second signal: without one Python prints a traceback.
         if not self.requested:
-            self.requested, self.number, self._noted = True, number, time.monotonic()
+            self.requested, self._noted = True, time.monotonic()
         elif time.monotonic() - self._noted >= self.TOGETHER:
             self._restore()
             signal.raise_signal(number)
@@ -50,17 +46,3 @@ class GracefulShutdown:
         for each, handler in self._before.items():
             signal.signal(each, handler)
         self._before = {}
-
-
-def reraise_signal(number: int | None, sentence: str) -> None:
-    """Do now what a noted signal does by default.
-
-    Ctrl-C raises KeyboardInterrupt. So does a signal that is ignored outside, or that another
-    process got (None): the caller has to know that work has stopped. SIGTERM ends the process or
-    calls its handler. ``sentence`` says what was stopped.
-    """
-    handler = None if number is None else signal.getsignal(number)
-    if number is None or handler in (signal.default_int_handler, signal.SIG_IGN):
-        raise KeyboardInterrupt(sentence)
-    logger.warning(sentence)
-    signal.raise_signal(number)
