@@ -105,6 +105,8 @@ class LabelMap(nn.Module):
         other = next((each for each in matrices if type(each) is not nn.Linear), self.linear)
         if type(self) is not LabelMap or type(other) is not nn.Linear:
             return f"it is a {type(self).__name__} over a {type(other).__name__}"
+        if self.output is not None and self.output.bias is not None:
+            return "its second matrix has a bias"
         return "it has hooks" if any(map(hooked, (self, *matrices))) else None
 
     def forward(self, X: Tensor, wide: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ class Progress:
     epochs: int
     share: float  # of the epoch
     step: int  # of the run
-    loss: float  # mean of the epoch so far, at its last row of metrics; NaN before
+    loss: float  # mean of an epoch, up to the last row of metrics; NaN before
     tokens_per_second: float  # as last measured; 0.0 before
     seconds_left: float  # of the run; infinite before
     row: dict[str, Any] | None = None

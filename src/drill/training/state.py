@@ -148,7 +148,6 @@ class TrainingState(abc.ABC):
         self.epoch += 1
         self.position = self.tokens = 0
         self.seconds = self.training_seconds = 0.0
-        self.loss = math.nan
         self.logged_nll, self.logged_terms = 0.0, 0
         self.nll.zero_()
 

@@ -492,6 +492,7 @@ CHANGES = {  # of the second map
     "other mode": lambda f: f.eval(),
     "other bias": lambda f: setattr(f.linear, "bias", None),
     "adapter of W": lambda f: setattr(f, "output", Adapter(8, 8)),
+    "bias of W": lambda f: setattr(f, "output", nn.Linear(8, 8)),
     "other block": lambda f: setattr(f, "output", nn.Linear(8, 8, bias=False)),
 }
 

@@ -222,6 +222,8 @@ def encode_labels(
     Returns:
         (V, d), in the dtype of the products, which autocast may narrow.
     """
+    assert mlp or gate is None, "only the passes of block='mlp' have a gate"
+    assert not residual_between or not (mlp or norm == "rms"), "no kernel has both"
     given: Tensor | None
     if isinstance(masks, KeptBits):
         given, scale, locked = masks.bits, masks.scale, False
