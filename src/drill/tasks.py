@@ -18,7 +18,7 @@ from drill.language_modeling.run import LanguageModelRun, load_language_model, s
 from drill.training.build import build_optimizer
 from drill.training.device import pick_device
 from drill.training.distributed import World, init_distributed
-from drill.training.loop import Interrupted, Outcome, fit
+from drill.training.loop import Outcome, fit
 from drill.training.progress import Progress, ProgressLines
 from drill.training.run.environment import record_start
 from drill.training.run.folder import RunFolder
@@ -26,6 +26,7 @@ from drill.training.run.resume_checks import check_resume
 from drill.training.run.summary import sizes
 from drill.training.run.weights import Weights, settings_of, task_of
 from drill.training.settings import TRANSLATION, Settings, recipe
+from drill.training.signals import reraise_signal
 from drill.translation.build import dry_run as dry_run_translation
 from drill.translation.build import packages_of
 from drill.translation.run import TranslationRun, load_translator, start_translator
@@ -40,10 +41,12 @@ def train(
     data_progress: Any = None,
     on_start: Callable[[str], None] | None = None,
     quiet: bool = False,
+    pass_on_signals: bool = True,
 ) -> Outcome:
     """Train in ``folder``, from the beginning or from where a run of these settings stopped.
 
-    Ctrl-C and SIGTERM save everything, then raise KeyboardInterrupt with where the run stopped.
+    Ctrl-C saves everything, then raises KeyboardInterrupt with where the run stopped. SIGTERM saves
+    and then ends the process.
 
     Args:
         settings: a recipe, or the name or file of one.
@@ -54,6 +57,7 @@ def train(
         on_start: called with a summary once all settings are checked, and with the sizes once the
             data is read.
         quiet: show nothing. Otherwise, without ``progress`` and ``on_start``, lines go to stderr.
+        pass_on_signals: False returns an unfinished outcome when interrupted.
 
     Returns:
         Scores of the validation and test text, and how the run ended.
@@ -81,8 +85,8 @@ def train(
             if on_start is not None:
                 on_start(sizes(settings, start))
             outcome = fit(start.task, progress)
-    if outcome.interrupted:
-        raise Interrupted(_interrupted(outcome, run), outcome)
+    if outcome.interrupted and pass_on_signals:
+        reraise_signal(outcome.signal, _interrupted(outcome, run))
     return outcome
 
 

@@ -10,7 +10,6 @@ from drill import tasks
 from drill.language_modeling.run import load_language_model
 from drill.report.analysis.comparison import RunComparison
 from drill.report.tables import number_format
-from drill.training.loop import Interrupted
 from tests.helpers.workspaces import RECIPE
 
 
@@ -34,8 +33,7 @@ def test_an_interrupted_demo_trains_no_other_model(run_cli, workspace, tiny_demo
 
     def interrupted(settings, folder, **options):
         trained.append(folder.name)
-        outcome = real(settings, folder, **options)
-        raise Interrupted("finished", replace(outcome, interrupted=True))
+        return replace(real(settings, folder, **options), interrupted=True)
 
     monkeypatch.setattr(tasks, "train", interrupted)
     code, _, err = run_cli("demo", "--runs", "stopped", "-o", "stopped.html", "--epochs", "1")

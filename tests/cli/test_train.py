@@ -14,7 +14,7 @@ from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.language_modeling.run import load_language_model
 from drill.training.device import device_name
 from drill.training.distributed import World
-from drill.training.loop import TRAINING_LOG, Interrupted, Outcome
+from drill.training.loop import TRAINING_LOG, Outcome
 from tests.helpers.workspaces import RECIPE
 
 CPU = ("--device", "cpu")
@@ -178,8 +178,7 @@ def test_ctrl_c_keeps_the_next_recipe_from_starting(run_cli, monkeypatch, finish
     def interrupted(settings, folder, **options):
         begun.append(folder.name)
         scores = Perplexity(100.0, 50, 1) if finished else None
-        outcome = Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True)
-        raise Interrupted("stopped", outcome)
+        return Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True)
 
     monkeypatch.setattr("drill.tasks.train", interrupted)
     code, out, _ = run_cli(*TINY, "--seed", "1", "--seed", "2", "-q")

@@ -46,7 +46,6 @@ def demo(
     from drill.language_modeling.run import load_language_model
     from drill.report import write_report
     from drill.report.analysis.comparison import RunComparison
-    from drill.training.loop import Interrupted
     from drill.training.settings import recipe
 
     start = time.monotonic()
@@ -62,16 +61,14 @@ def demo(
     trained: dict[str, LanguageModelRun] = {}
     for name, settings in planned.items():
         with note_if_interrupted(runs / name), TrainingDisplay() as display:
-            try:
-                outcome = tasks.train(
-                    settings,
-                    runs / name,
-                    device="cpu",
-                    progress=display.show,
-                    on_start=display.say,
-                )
-            except Interrupted as stopped:
-                outcome = stopped.outcome
+            outcome = tasks.train(
+                settings,
+                runs / name,
+                device="cpu",
+                progress=display.show,
+                on_start=display.say,
+                pass_on_signals=False,
+            )
         if not outcome.finished or outcome.interrupted:
             note("stopped; all is saved, the same command resumes")
             raise Exit(130)

@@ -149,7 +149,6 @@ def finetune(
 def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None:
     """Train; exits with 130 if interrupted, also in the last seconds of a run that finished."""
     from drill import tasks
-    from drill.training.loop import Interrupted
 
     main = _is_main_process()
     with (
@@ -158,17 +157,15 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None
         TrainingDisplay(quiet, silent=not main) as display,
         _log_to(display),
     ):
-        try:
-            outcome = tasks.train(
-                settings,
-                folder,
-                device=device,
-                progress=display.show,
-                data_progress=counted,
-                on_start=display.say,
-            )
-        except Interrupted as stopped:
-            outcome = stopped.outcome
+        outcome = tasks.train(
+            settings,
+            folder,
+            device=device,
+            progress=display.show,
+            data_progress=counted,
+            on_start=display.say,
+            pass_on_signals=False,
+        )
     if main:
         _print_outcome(outcome, folder)
     if not outcome.finished or outcome.interrupted:

@@ -122,14 +122,7 @@ class Outcome:
     elapsed: float  # seconds, summed over resumes
     interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone
     ended_by: str | None = None  # epochs, max_steps, max_minutes or patience, once one is reached
-
-
-class Interrupted(KeyboardInterrupt):
-    """By Ctrl-C or SIGTERM, once all is saved. Says where the run stopped."""
-
-    def __init__(self, sentence: str, outcome: Outcome) -> None:
-        super().__init__(sentence)
-        self.outcome = outcome
+    signal: int | None = None  # which one; None if another process was interrupted
 
 
 def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outcome:
@@ -230,7 +223,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 save()
                 saved = time.monotonic()
             if stop:
-                return _unfinished(state)
+                return _unfinished(state, shutdown)
 
         # test
         save()
@@ -239,7 +232,8 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
         ended = _ended(state, valid, test, state.elapsed)
-        return replace(ended, interrupted=world.any(shutdown.requested))
+        late = world.any(shutdown.requested)
+        return replace(ended, interrupted=late, signal=shutdown.number)
 
 
 def _validate(task: Task, watch: Watch) -> dict[str, Any]:
@@ -315,9 +309,9 @@ class Reporter:
         )
 
 
-def _unfinished(state: TrainingState) -> Outcome:
-    best = (state.best_epoch, state.best)
-    return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True)
+def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
+    best, number = (state.best_epoch, state.best), shutdown.number
+    return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True, signal=number)
 
 
 def _ended(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:

@@ -1,10 +1,13 @@
-"""Ctrl-C and SIGTERM: a flag that is read between steps."""
+"""Ctrl-C and SIGTERM: a flag that is read between steps, and raised again afterwards."""
 
+import logging
 import signal
 import threading
 import time
 from types import FrameType
 from typing import Any, Self
+
+logger = logging.getLogger("drill")
 
 
 class GracefulShutdown:
@@ -14,8 +17,8 @@ class GracefulShutdown:
             while not shutdown.requested:
                 step()
 
-    Two within 0.1 s count as one. Python delivers signals to the main thread: in other threads this
-    does nothing.
+    ``number`` is the first signal; two within 0.1 s count as one. Python delivers signals to the
+    main thread: in other threads this does nothing.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -23,6 +26,7 @@ class GracefulShutdown:
 
     def __init__(self) -> None:
         self.requested = False
+        self.number: int | None = None
         self._noted = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -37,7 +41,7 @@ class GracefulShutdown:
     def _note(self, number: int, frame: FrameType | None) -> None:
         # The handlers stay until the second signal: without one Python prints a traceback.
         if not self.requested:
-            self.requested, self._noted = True, time.monotonic()
+            self.requested, self.number, self._noted = True, number, time.monotonic()
         elif time.monotonic() - self._noted >= self.TOGETHER:
             self._restore()
             signal.raise_signal(number)
@@ -46,3 +50,17 @@ class GracefulShutdown:
         for each, handler in self._before.items():
             signal.signal(each, handler)
         self._before = {}
+
+
+def reraise_signal(number: int | None, sentence: str) -> None:
+    """Do now what a noted signal does by default.
+
+    Ctrl-C raises KeyboardInterrupt. So does a signal that is ignored outside, or that another
+    process got (None): the caller has to know that work has stopped. SIGTERM ends the process or
+    calls its handler. ``sentence`` says what was stopped.
+    """
+    handler = None if number is None else signal.getsignal(number)
+    if number is None or handler in (signal.default_int_handler, signal.SIG_IGN):
+        raise KeyboardInterrupt(sentence)
+    logger.warning(sentence)
+    signal.raise_signal(number)
