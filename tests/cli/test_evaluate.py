@@ -71,8 +71,7 @@ def test_a_full_disk_loses_no_result(run_cli, cli_error, workspace, monkeypatch)
     assert (code, [line.split()[0] for line in out.splitlines()]) == (1, ["valid:", "test:"])
     assert "drill: runs/tiny/evaluations.jsonl: " in err
     assert path.read_bytes() == before
-    search = ("--search", "--limit", "60", "--segment-length", "7")
-    cli_error("dynamic", *TEST, *search, key="runs/tiny/dynamic-search.json: ")
+    cli_error("dynamic", *TEST, "--segment-length", "7", key="runs/tiny/dynamic.safetensors: ")
 
 
 # -- dynamic and cache -----------------------------------------------------------------------------

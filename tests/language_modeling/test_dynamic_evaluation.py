@@ -1,16 +1,20 @@
 """Dynamic evaluation against a slow loop written from the equation, in float64."""
 
+import dataclasses
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from drill.data import Segment
+from drill.data import DataError, Segment
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
 from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
+    StaleStatistics,
+    Statistics,
     checked_parameters,
     gradient_statistics,
     weights_fingerprint,
@@ -125,12 +129,72 @@ def test_frozen_parameters_stay_where_they_are():
     assert seen
     assert all(seen)
     model.encoder.embedding.weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"encoder\.embedding\.weight"):
+    with pytest.raises(StaleStatistics, match=r"encoder\.embedding\.weight"):
         dynamic_perplexity(model, text(60), statistics)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter is trained"):
         gradient_statistics(model, text(100), batch_size=4)
+
+
+# -- statistics on disk ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))  # sums in another order differ for some weights only
+def test_statistics_from_a_file_give_the_same_bits(tmp_path, seed):
+    model = language_model(dtype=torch.float32, seed=seed)
+    made = gradient_statistics(model, text(400, seed), batch_size=4)
+    turned = dict(reversed(made.roots.items()))  # a file has an order of its own
+    made.save(tmp_path / "s")
+    for other in (Statistics.load(tmp_path / "s"), dataclasses.replace(made, roots=turned)):
+        assert list(other.roots) != list(made.roots)
+        for name, rate in made.rates(0.1).items():
+            assert torch.equal(other.rates(0.1)[name], rate), name
+
+
+def test_file_is_read_again_only_for_the_same_weights_text_segments_and_precision(
+    tmp_path, monkeypatch
+):
+    model, path, passes = language_model(), tmp_path / "statistics.safetensors", []
+
+    def gather(ids, **options):
+        before = len(passes)
+        made = gradient_statistics(
+            model, ids, file=path, progress=lambda *_: passes.append(1), **options
+        )
+        return made, len(passes) > before
+
+    _, gathered = gather(text(100), batch_size=4)
+    assert gathered
+    _, gathered = gather(text(100), batch_size=4)
+    assert not gathered
+    for ids, options in (
+        (text(100, seed=1), {"batch_size": 4}),
+        (text(100), {"batch_size": 5}),
+        (text(100), {"batch_size": 5, "segment_length": 7}),
+    ):
+        assert gather(ids, **options)[1]
+        assert not gather(ids, **options)[1]
+    with torch.no_grad():
+        model.layer.bias[0] += 1e-9
+    made, gathered = gather(text(100), batch_size=5, segment_length=7)
+    assert (gathered, made.precision) == (True, "float32")
+    dynamic_perplexity(model, text(60), made)
+    module = sys.modules["drill.language_modeling.evaluation.gradient_statistics"]
+    monkeypatch.setattr(module, "current_precision", lambda _: "tf32 in products")
+    made, gathered = gather(text(100), batch_size=5, segment_length=7)
+    assert (gathered, made.precision) == (True, "tf32 in products")
+    assert Statistics.load(path).precision == "tf32 in products"
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x02\0\0\0\0\0\0\0{}"])
+def test_damaged_file_is_an_error(tmp_path, content):
+    path = tmp_path / "statistics.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"statistics\.safetensors"):
+        gradient_statistics(language_model(), text(100), batch_size=4, file=path)
+    with pytest.raises(DataError, match=r"missing\.safetensors"):
+        Statistics.load(tmp_path / "missing.safetensors")
 
 
 # -- faults ---------------------------------------------------------------------------------------

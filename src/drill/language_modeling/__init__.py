@@ -16,6 +16,7 @@ from drill.language_modeling.evaluation.calibration import Calibration, calibrat
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.evaluation.frequency_bands import compare_bands, frequency_bands
 from drill.language_modeling.evaluation.gradient_statistics import (
+    StaleStatistics,
     Statistics,
     gradient_statistics,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "GridSearch",
     "Perplexity",
     "Scored",
+    "StaleStatistics",
     "Statistics",
     "cache_perplexity",
     "cache_search",

@@ -147,6 +147,8 @@ def dynamic(
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
         start, folder = time.monotonic(), trained.folder.path
+        saves = os.access(folder, os.W_OK)  # statistics and a search, which a later call reads
+        computed = folder / "dynamic.safetensors"
         size = gradients.statistics_batch_size(len(trained.ids.train), segment_length)
         with counting("gradient statistics", quiet) as progress:
             statistics = gradients.gradient_statistics(
@@ -155,6 +157,7 @@ def dynamic(
                 batch_size=size,
                 segment_length=segment_length,
                 progress=progress,
+                file=computed if saves or computed.exists() else None,
             )
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
@@ -165,7 +168,7 @@ def dynamic(
                     statistics,
                     **fixed,
                     limit=limit,
-                    file=folder / "dynamic-search.json" if os.access(folder, os.W_OK) else None,
+                    file=folder / "dynamic-search.json" if saves else None,
                     progress=progress,
                 )
             rates = {key: found.best.settings[key] for key in rates}

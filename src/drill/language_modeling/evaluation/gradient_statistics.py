@@ -7,13 +7,17 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from drill.data import Segment, evaluation_segments
+from drill.data import DataError, Segment, evaluation_segments
 from drill.data.download import OnProgress
+from drill.files import atomic_write
 from drill.kernels.runtime.stalls import check_stall
 from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify
 from drill.models.encoder import map_state
@@ -21,7 +25,13 @@ from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCache, GraphCapture
 from drill.training.precision import current_precision
 
+ABOUT = "drill gradient statistics"  # in the file's metadata
+
 BATCH_SIZE = 100  # batch size of the published settings
+
+
+class StaleStatistics(ValueError):
+    """Gradient statistics of another model than the one that is evaluated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,21 +56,41 @@ class Statistics:
         """min(MS / gsum, 1 / decay), gsum the mean over tensors of their mean MS.
 
         How strongly each weight decays to its initial value, 1 on average; the bound keeps it from
-        going past that. The sum is in order of names.
+        going past that. The sum is in order of names: a file may have another order and must give
+        the same bits.
         """
         gsum = torch.stack([self.roots[name].mean() for name in sorted(self.roots)]).mean()
         rates = {name: root / gsum for name, root in self.roots.items()}
         return rates if decay == 0 else {n: r.clamp_(max=1 / decay) for n, r in rates.items()}
 
     def check(self, model: LanguageModel) -> None:
-        """Raise ValueError unless they belong to ``model`` as it is now."""
+        """Raise StaleStatistics unless they belong to ``model`` as it is now."""
         other = sorted(self.roots.keys() ^ checked_parameters(model).keys())
         if other or self.weights != weights_fingerprint(model):
             which = f"parameters ({other[0]})" if other else "weights"
-            raise ValueError(
+            raise StaleStatistics(
                 f"the gradient statistics belong to other {which} than this model's; gather them "
                 "again with gradient_statistics"
             )
+
+    def save(self, path: Path | str) -> None:
+        """Write a safetensors file atomically."""
+        about = {name: getattr(self, name) for name in ("batches", "weights", "text", "precision")}
+        tensors = {name: root.contiguous() for name, root in self.roots.items()}
+        atomic_write(Path(path), safetensors.torch.save(tensors, {ABOUT: json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Statistics":
+        """What ``save`` wrote, on the CPU."""
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                about = json.loads(file.metadata()[ABOUT])
+            return cls(safetensors.torch.load_file(path), **about)
+        except (OSError, ValueError, TypeError, LookupError, SafetensorError) as error:
+            raise DataError(
+                f"{path}: no gradient statistics ({type(error).__name__}: {error}); remove it and "
+                "compute them with gradient_statistics(..., file=path)"
+            ) from None
 
 
 def gradient_statistics(
@@ -71,6 +101,7 @@ def gradient_statistics(
     segment_length: int = 5,
     cuda_graphs: bool = True,
     progress: OnProgress | None = None,
+    file: Path | str | None = None,
 ) -> Statistics:
     """MS over a training text: gradients of the mean loss of each segment, no dropout.
 
@@ -82,6 +113,8 @@ def gradient_statistics(
         batch_size: streams that the text is cut into.
         segment_length: tokens of a segment.
         cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
+        file: saved here, and loaded from here if weights, text, batch size, segment length and
+            precision are the same.
         progress: called with the tokens done and all there are.
 
     Returns:
@@ -89,6 +122,12 @@ def gradient_statistics(
     """
     data = check_and_batchify("gradient_statistics", model, ids, batch_size)
     segments = list(evaluation_segments(len(data), segment_length))
+    weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {segment_length}s"
+    precision = current_precision(data.device)
+    if file is not None and Path(file).is_file():
+        found = Statistics.load(file)
+        if (found.weights, found.text, found.precision) == (weights, text, precision):
+            return found
     parameters = checked_parameters(model)
     squares = [torch.zeros_like(p) for p in parameters.values()]
 
@@ -108,13 +147,10 @@ def gradient_statistics(
             "gradient_statistics: every gradient is 0 or one is NaN; check the weights and the text"
         )
     by_name = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}
-    return Statistics(
-        by_name,
-        len(segments),
-        weights=weights_fingerprint(model),
-        text=f"{text_fingerprint(data)} in {segment_length}s",
-        precision=current_precision(data.device),
-    )
+    statistics = Statistics(by_name, len(segments), weights, text, precision)
+    if file is not None:
+        statistics.save(file)
+    return statistics
 
 
 def statistics_batch_size(tokens: int, segment_length: int) -> int:
