@@ -97,6 +97,16 @@ def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
     assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
 
 
+def test_ctrl_c_in_a_search_says_what_is_saved(run_cli, monkeypatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dynamic_evaluation, "dynamic_search", interrupted)
+    code, out, err = run_cli("dynamic", "runs/tiny", "--search", *CPU)
+    assert (code, out) == (130, "")
+    assert "saved, the same command resumes" in err
+
+
 def test_a_short_training_text_is_read_at_a_smaller_batch_size(run_cli, workspace):
     """100 sequences of 120 tokens would leave none a second token."""
     (workspace / "short").mkdir()

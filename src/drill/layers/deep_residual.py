@@ -209,6 +209,8 @@ class DeepResidual(MatrixLayer):
         possible = self.gate == "none" or (self.residual and self.depth > 0)
         require(possible, name, "gate", "'none' without residual or at depth 0", self.gate)
         if self.gate == "frequency":
+            needed = f"a number for each of the {V} labels with gate='frequency'"
+            require(counts is not None, name, "counts", needed, counts)
             seen = check_counts(name, counts, V)
             self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**factory))
             return

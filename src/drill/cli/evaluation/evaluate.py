@@ -161,16 +161,21 @@ def dynamic(
             )
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
-            with counting("search on validation", quiet) as progress:
-                found = dynamic_evaluation.dynamic_search(
-                    trained.model,
-                    trained.ids.valid,
-                    statistics,
-                    **fixed,
-                    limit=limit,
-                    file=folder / "dynamic-search.json" if saves else None,
-                    progress=progress,
-                )
+            try:
+                with counting("search on validation", quiet) as progress:
+                    found = dynamic_evaluation.dynamic_search(
+                        trained.model,
+                        trained.ids.valid,
+                        statistics,
+                        **fixed,
+                        limit=limit,
+                        file=folder / "dynamic-search.json" if saves else None,
+                        progress=progress,
+                    )
+            except KeyboardInterrupt:
+                if saves:
+                    note("stopped; the values that were tried are saved, the same command resumes")
+                raise
             rates = {key: found.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
         settings = {**rates, **fixed, "statistics_batch_size": size}

@@ -205,7 +205,7 @@ def perplexity_row(
     adapted = "" if kind == "plain" else f"{kind}, "
     line = (
         f"{adapted}{text_name(row)}: perplexity {found.perplexity:.3f}  {bits}"
-        f"(over all N tokens, as papers count: {found.published_perplexity:.3f})  "
+        f"(over all tokens, as papers count: {found.published_perplexity:.3f})  "
         f"loss {found.loss:.4f}  {found.tokens:,} tokens{unknown}, batch size {found.batch_size}  "
         f"{row['seconds']:.1f} s" + (f"  [{shown}]" if shown else "")
     )
