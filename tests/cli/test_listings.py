@@ -90,7 +90,7 @@ def test_every_setting_has_a_description_and_none_is_left_over():
 def test_settings_shows_the_choices_of_a_layer():
     kinds = {row.key: row.type for row in _rows(recipe("demo-drill"))}
     assert not [key for key, kind in kinds.items() if key.startswith("layer.") and "str" in kind]
-    assert kinds["layer.gate"] == "none | scalar | label | frequency"
+    assert kinds["layer.gate"] == "none | frequency"
 
 
 def test_data_counts_a_corpus(cli_output):

@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, Callable[[], ScheduledOptimizer]] = {
     "asgd": lambda: Asgd(5.0),
     "sgd": lambda: Sgd(5.0),
     "adamw": lambda: AdamW(0.01),
-    "adamw maps": lambda: AdamW(0.01, map_lr_scale=3.0, map_weight_decay=0.5, map_warmup=0.2),
+    "adamw maps": lambda: AdamW(0.01, map_lr_scale=3.0),
     "late sgd": lambda: Sgd(5.0, schedule="linear", hold=0.3, average_from=0.6),
     "late adamw": lambda: AdamW(0.01, schedule="linear", hold=0.3, average_from=0.6),
 }

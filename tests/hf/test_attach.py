@@ -418,7 +418,6 @@ INNER = [
         ({"layer": "dual"}, ValueError, "zero_start"),
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
-        ({"layer": "deep-residual", "apply_to": "both"}, ValueError, "apply_to"),
         ({"layer": "tied", "depth": 1}, TypeError, "TiedSoftmax.*'depth'"),
         ({"layer": "tied", "inner": {}}, TypeError, "inner"),
         ({"gate": "frequency", "counts": {0: 3}}, ValueError, "counts"),

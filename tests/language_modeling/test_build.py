@@ -224,14 +224,14 @@ def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, rank, index):
 
 def test_settings_of_finetuning(tmp_path, text_folder):
     changes = ["training.bptt=10", "optimizer.lr=7", "optimizer.max_grad_norm=0.5"]
-    changes += ["optimizer.map_lr_scale=0.5", "optimizer.map_warmup=0.1"]
+    changes += ["optimizer.map_lr_scale=0.5"]
     settings = small(text_folder, *changes, "training.max_minutes=60", "training.epochs=1")
     train(settings, tmp_path / "run", device="cpu")
     found = finetune_settings(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
     assert found.init_from == str(tmp_path / "run")
     optimizer = {"name": "asgd", "lr": 7.0, "weight_decay": 1.2e-6, "max_grad_norm": 0.5}
-    optimizer |= {"map_lr_scale": 0.5, "map_weight_decay": None, "map_warmup": 0.0}
+    optimizer |= {"map_lr_scale": 0.5}
     assert found.optimizer == optimizer
     same = (settings.data, settings.encoder, settings.layer)
     assert (found.data, found.encoder, found.layer) == same

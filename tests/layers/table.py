@@ -66,6 +66,7 @@ def bags() -> FeatureBags:
 
 COUNTS = [9, 8, 2, 7, 5, 6, 4, 3, 1, 0, 0]  # not the order of the ids
 drop = {"dropout": 0.5}
+gate: dict[str, Any] = {"gate": "frequency", "gate_count": 3.0, "counts": COUNTS}
 tied = row("tied")
 dual = row("dual", hidden_size=H, joint_size=J)
 deep = row("deep-residual", depth=2)
@@ -102,17 +103,8 @@ CASES: dict[str, Case] = {
     "deep mlp zero start": row(
         "deep-residual", depth=1, activation="silu", norm="rms", block="mlp", zero_start=True
     ),
-    "deep gate": row("deep-residual", depth=2, gate="label", residual_between=True),
-    "deep frequency gate": row(
-        "deep-residual", depth=2, gate="frequency", gate_count=3.0, counts=COUNTS, block="mlp"
-    ),
-    "deep correction": row("deep-residual", depth=2, correction=2, **drop),
-    "tied with a correction": row("deep-residual", depth=0, correction=2, center=True),
-    "deep correction of other width": row(
-        "deep-residual", hidden_size=H, depth=1, residual=False, correction=3
-    ),
-    "deep centred": row("deep-residual", depth=2, center=True, **drop),
-    "deep on both sides": row("deep-residual", depth=2, apply_to="both"),
+    "deep gate": row("deep-residual", depth=2, residual_between=True, **gate),
+    "deep mlp gate": row("deep-residual", depth=2, block="mlp", **gate),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),
     "deep between": row("deep-residual", depth=3, residual_between=True),
     "deep only between": row("deep-residual", depth=3, residual=False, residual_between=True),
@@ -140,12 +132,7 @@ CASES: dict[str, Case] = {
     "sampled deep residual": over(
         deep_locked, "sampled", samples=6, proposal="uniform", counts=COUNTS
     ),
-    "sampled deep gate": over(
-        row("deep-residual", depth=2, gate="label", center=True), "sampled", samples=6
-    ),
-    "sampled deep correction": over(
-        row("deep-residual", depth=1, correction=2, gate="label"), "sampled", samples=6
-    ),
+    "sampled deep gate": over(row("deep-residual", depth=2, **gate), "sampled", samples=6),
     "adaptive tied": over(tied, "adaptive", cutoffs=[3, 6], reduction_factor=2.0),
     "adaptive tied without bias": over(row("tied", bias=False), "adaptive", cutoffs=[4]),
     "adaptive deep residual": over(
@@ -170,10 +157,7 @@ if TRITON_INSTALLED and INTERPRETED:  # on a GPU its kernels take no CPU tensors
     fused = row("deep-residual", depth=2, impl="triton", **at_output)
     CASES |= {
         "deep residual fused": row("deep-residual", depth=2, impl="triton", **drop),
-        "deep residual fused, gate": row("deep-residual", depth=2, gate="label", impl="triton"),
-        "deep residual fused, correction": row(
-            "deep-residual", depth=2, correction=2, gate="scalar", impl="triton"
-        ),
+        "deep residual fused, gate": row("deep-residual", depth=2, impl="triton", **gate),
         "mixture of fused": over(fused, "mixture", experts=2),
     }
 

@@ -50,7 +50,7 @@ def test_autocast_gives_a_close_loss_and_gradients_in_the_parameters_dtype(name,
 def test_autocast_encodes_labels_in_its_dtype_and_leaves_others_as_they_are(name):
     layer = make(name)
     maps = [module for module in layer.modules() if isinstance(module, LabelMap)]
-    encoded = bool(maps) or getattr(layer, "correction", 0) > 0
+    encoded = bool(maps)
     plain = layer.label_weight.dtype
     with bfloat16:
         own = layer.label_weight.dtype  # descriptions are encoded by products too
@@ -167,7 +167,7 @@ def test_inductor_compiles_the_step():
     check_compiled("deep residual 2", "inductor", impl="chunked", label_smoothing=0.1)
 
 
-UNFUSED = {"hidden_size", "block", "center"}
+UNFUSED = {"hidden_size", "block"}
 FUSED = {
     name: case.options | {"impl": "triton"}
     for name, case in CASES.items()

@@ -13,7 +13,7 @@ from drill.layers import MatrixLayer, SampledSoftmax, TiedSoftmax
 from drill.layers.wrappers import sampled as module
 from drill.layers.wrappers.sampled import distinct
 from tests.helpers.devices import no_gpu_sync
-from tests.layers.table import CASES, MATRIX, V, batch, every_matrix_case, gradients, make
+from tests.layers.table import MATRIX, V, batch, every_matrix_case, gradients, make
 
 COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
 RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id
@@ -182,7 +182,7 @@ def record(layer: MatrixLayer) -> list[Tensor | None]:
     return asked
 
 
-@pytest.mark.parametrize("name", [n for n in MATRIX if "center" not in CASES[n].options])
+@pytest.mark.parametrize("name", MATRIX)
 def test_only_targets_and_samples_are_encoded_and_trained(name):
     layer = sampled(name, counts=COUNTS)
     layer.layer.eval()  # no dropout, which may drop all of a label

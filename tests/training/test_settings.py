@@ -221,7 +221,7 @@ INNER = "layer.name=mixture layer.inner.name=deep-residual layer.inner.depth=-1"
         ("encoder.weight_drop=1", "encoder.weight_drop: "),
         (INNER, "layer.inner.depth: "),
         ("layer.gate_count=50.0", "layer.gate_count: "),
-        ("layer.gate=label layer.depth=0", "layer.gate: "),
+        ("layer.gate=frequency layer.depth=0", "layer.gate: "),
         ("encoder.output_size=24", "encoder.output_size: "),
         ("layer.name=dual layer.residual=true layer.joint_size=9", "layer.joint_size: "),
         ("layer.depth=0 encoder.output_size=24", "encoder.output_size: "),

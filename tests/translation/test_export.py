@@ -73,8 +73,6 @@ LAYERS = {
     "bilinear": Bilinear,
     "deep residual": lambda e: DeepResidual(e, depth=2),
     "sampled": lambda e: SampledSoftmax(DeepResidual(e, depth=1), 20),
-    "input side": lambda e: DeepResidual(e, depth=2, apply_to="input"),
-    "both sides": lambda e: DeepResidual(e, depth=2, apply_to="both"),
 }
 
 
@@ -84,7 +82,6 @@ LAYERS = {
         *((name, "post", True) for name in LAYERS),
         ("deep residual", "pre", True),
         ("deep residual", "post", False),
-        ("both sides", "post", False),
     ],
 )
 def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):

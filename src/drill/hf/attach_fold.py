@@ -86,8 +86,6 @@ def attach(
                 f"attach: layer: {type(model).__name__} caps or shifts the logits of its head, "
                 f"and the loss of {layer} does not; take a layer that is one matrix"
             )
-    if matrix.get("apply_to", "output") != "output":
-        raise ValueError(f"attach: apply_to must be 'output', got {matrix['apply_to']!r}")
     _check_logits(model, linear)
     tied = linear.weight is label_embedding(model)[1].weight
     tie = tied if tie is None else tie

@@ -156,7 +156,7 @@ def finetune_settings(run: Path | str) -> Settings:
 
 def derive_finetune_settings(settings: Settings, start: str) -> Settings:
     """The settings that finetune a run in the folder ``start``, trained with ``settings``."""
-    keys = ("lr", "weight_decay", "max_grad_norm", "map_lr_scale", "map_weight_decay")
+    keys = ("lr", "weight_decay", "max_grad_norm", "map_lr_scale")
     shared = {key: settings.optimizer[key] for key in keys}
     return Settings(
         recipe=f"{settings.recipe}-finetune",
@@ -165,7 +165,7 @@ def derive_finetune_settings(settings: Settings, start: str) -> Settings:
         encoder=settings.encoder,
         labels=settings.labels,
         layer=settings.layer,
-        optimizer={NAME: "asgd", **shared, "map_warmup": 0.0},
+        optimizer={NAME: "asgd", **shared},
         training={
             **settings.training,
             "length_seed": FINETUNE_LENGTH_SEED,

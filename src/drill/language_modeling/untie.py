@@ -7,13 +7,10 @@ the tied layer this is "tie, then untie"; over a deep residual layer it folds th
 import torch
 
 from drill.layers import FullSoftmax, MatrixLayer, OutputLayer
-from drill.models.encoder import input_encoder
 
 
 def check_untie(layer: OutputLayer) -> None:
     """Raise ValueError for a layer that no matrix continues."""
-    if input_encoder(layer) is not None:
-        raise ValueError("untie_at leaves no maps for the inputs that layer.apply_to encodes")
     if not isinstance(layer, MatrixLayer) or type(layer).context is not MatrixLayer.context:
         raise ValueError(
             "untie_at is for layers of one matrix that read the hidden state as it is, not for "

@@ -274,8 +274,6 @@ class MatrixLayer(OutputLayer):
     static_shapes = True
     scales_with_embedding: ClassVar[bool] = False
     """Whether logits grow with E, so that an E of N(0, 1) is worth a warning."""
-    encodes_inputs: bool = False
-    """Whether a model embeds input words by the layer, too, as by ``DeepResidual.embed``."""
 
     def __init__(
         self, embedding: nn.Embedding | LabelSource, hidden_size: int, bias: bool, joint_size: int

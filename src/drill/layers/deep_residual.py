@@ -6,22 +6,18 @@
 
 E (V, d) is the model's embedding: V labels, one row each. The brackets are ``residual_between``.
 
-Options beyond the paper, each of which may be combined with the others:
+Options beyond the paper, which may be combined:
 
-    norm="rms"    f^(i) reads X / rms(X)
-    block="mlp"   f^(i)(X) = drop(act(X U^(i) + b^(i)) W^(i))
-    gate          E^(depth) = g (f^(depth)(E^(depth-1)) [+ E^(depth-1)]) + E,   g = 0 at the start,
-                  or g_y = 1 / (1 + count_y / gate_count), not learned, with gate="frequency"
-    correction    E^(depth) + A B,   A (V, correction) = 0 at the start, B (correction, d_h)
-    center        E^(depth) minus the mean of its rows
-    apply_to      input words are rows of E^(depth) too, or they alone
+    norm="rms"        f^(i) reads X / rms(X)
+    block="mlp"       f^(i)(X) = drop(act(X U^(i) + b^(i)) W^(i))
+    gate="frequency"  E^(depth) = g (f^(depth)(E^(depth-1)) [+ E^(depth-1)]) + E,
+                      g_y = 1 / (1 + count_y / gate_count), which is not learned
 """
 
 from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.errors import require
@@ -30,10 +26,9 @@ from drill.kernels.label_encoder.encode_labels import (
     encode_maps,
     resolve_encoder,
 )
-from drill.kernels.runtime.dispatch import compute_dtype, upcast
-from drill.layers.base import MatrixLayer, resize_entries
+from drill.kernels.runtime.dispatch import compute_dtype
+from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_counts, check_integer, check_positive, one_of
-from drill.layers.label_cache import LabelCache
 from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, MapOptions, Norm
 from drill.layers.label_source import (
     LabelSource,
@@ -42,11 +37,9 @@ from drill.layers.label_source import (
     label_count,
     label_vectors,
     label_width,
-    refill,
 )
 
-ApplyTo = Literal["output", "input", "both"]
-Gate = Literal["none", "scalar", "label", "frequency"]
+Gate = Literal["none", "frequency"]
 GATE_COUNT = 100.0
 ZERO_AT_ZERO = ("tanh", "gelu", "silu", "none")  # activations that are 0 at 0 and have a slope
 
@@ -56,14 +49,12 @@ def encode(
     maps: Sequence[LabelMap],  # f^(1) .. f^(depth)
     residual: bool = True,
     residual_between: bool = False,
-    gate: Tensor | None = None,  # g: (1,) or (V,)
-    correction: Tensor | None = None,  # A B: (V, d_h)
-    center: bool = False,
+    gate: Tensor | None = None,  # g (V,)
 ) -> Tensor:  # (V, d_h)
     """E^(depth) of the equation above, in plain PyTorch."""
     X = E
     for i, f in enumerate(maps):
-        Y = f(X, wide=center)
+        Y = f(X)
         if residual_between and i > 0:
             Y = Y + X
         if gate is not None and i == len(maps) - 1:
@@ -71,18 +62,13 @@ def encode(
         if residual:
             Y = Y + E
         X = Y
-    if correction is not None:
-        X = X + correction
-    if center:
-        X = upcast(X)
-        X = X - X.mean(0)
     return X
 
 
 class DeepResidual(MatrixLayer):
     """A deep map of the labels with a residual connection to the embedding after each map.
 
-    Depth 0 without a correction is weight tying. Adds depth*(d*d + d) + V parameters. After
+    Depth 0 is weight tying. Adds depth*(d*d + d) + V parameters. After
     training, ``fold()`` makes it a plain ``nn.Linear``.
 
     Args:
@@ -101,20 +87,10 @@ class DeepResidual(MatrixLayer):
         init_range: U is initialised uniformly in +-init_range.
         zero_start: initialise the last map with zeros, so that training starts at weight tying;
             for activation tanh, gelu, silu or none, and for any with block="mlp", where W is zero.
-        gate: a learned factor of the last map, "scalar" or one per "label"; it starts at zero, so
-            that training starts at weight tying with any activation. "frequency": fixed, 1 for a
-            label that training has not seen and nearly 0 for frequent ones, which stay tied; it may
-            be combined with ``zero_start``. "none": no gate.
-        gate_count: the training count at which a gate of "frequency" is one half.
+        gate: "frequency": the last map is for rare labels; its factor is 1 for a label that
+            training has not seen and nearly 0 for frequent ones, which stay tied. "none": no gate.
+        gate_count: the training count at which that factor is one half.
         counts: (V,) training counts of the labels, for gate="frequency".
-        correction: rank of a free correction of each label, next to the maps that all labels share;
-            at most d_h. It starts at zero and adds correction*(V + d_h) parameters. 0: none.
-        center: subtract the mean label in float32 before labels are rounded to a narrower dtype.
-            Softmax ignores it, but the offset of sigmoid would cost 2 to 3 bits of bfloat16. The
-            mean is over all labels, also for ``labels(rows)``.
-        apply_to: what is encoded: "output", the labels; "both", the labels and the embedded input
-            words, by one encoding; "input", the input words alone, with labels tied to E. For a
-            ``LanguageModel`` or ``Translator``, whose encoder then reads ``embed(ids)``.
         map_bias: use the b^(i).
         bias: use the output bias b.
         impl: "reference" (``encode``), "triton" (fused kernels, CUDA) or "auto".
@@ -141,9 +117,6 @@ class DeepResidual(MatrixLayer):
         gate: Gate = "none",
         gate_count: float = GATE_COUNT,
         counts: Tensor | Sequence[float] | None = None,
-        correction: int = 0,
-        center: bool = False,
-        apply_to: ApplyTo = "output",
         map_bias: bool = True,
         bias: bool = True,
         impl: EncoderImplementation = "auto",
@@ -165,35 +138,28 @@ class DeepResidual(MatrixLayer):
             norm,
             block,
         )
-        one_of(name, "apply_to", apply_to, get_args(ApplyTo))
-        if check_bool(name, "residual", residual) or depth == 0 or apply_to != "output":
-            other = "another one needs residual=False, depth >= 1 and apply_to='output'"
+        if check_bool(name, "residual", residual) or depth == 0:
+            other = "another one needs residual=False and depth >= 1"
             require(d_h == d, name, "hidden_size", f"the embedding's width {d} ({other})", d_h)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
         self.residual_between = check_bool(name, "residual_between", residual_between)
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
-        self.center = check_bool(name, "center", center)
         self.gate = one_of(name, "gate", gate, get_args(Gate))
         self.gate_count = check_positive(name, "gate_count", gate_count)
-        self.correction = check_integer(name, "correction", correction, minimum=0)
-        self.apply_to, self.encodes_inputs = apply_to, apply_to != "output"
-        self.input_cache: LabelCache[Tensor] = self._cache if apply_to == "both" else LabelCache()
         maps = [LabelMap(d if i == 0 else d_h, d_h, map_options) for i in range(depth)]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
         if check_bool(name, "zero_start", zero_start) and depth > 0:
             self._start_at_zero()
-        self._add_gates(counts)
-        self._add_correction(init_range)
+        self._add_gate(counts)
 
     def _start_at_zero(self) -> None:
         name, last = type(self).__name__, self.maps[-1]
-        if not self.residual or self.residual_between or self.gate in ("scalar", "label"):
+        if not self.residual or self.residual_between:
             raise ValueError(
                 f"{name}: zero_start needs residual=True and residual_between=False, so that a "
-                "last map of zeros leaves the embedding itself, and no learned gate, which "
-                "would have no gradient; or set zero_start=False"
+                "last map of zeros leaves the embedding itself; or set zero_start=False"
             )
         if last.output is not None:
             nn.init.zeros_(last.output.weight)
@@ -202,98 +168,53 @@ class DeepResidual(MatrixLayer):
         for parameter in last.parameters():
             nn.init.zeros_(parameter)
 
-    def _add_gates(self, counts: Tensor | Sequence[float] | None) -> None:
+    def _add_gate(self, counts: Tensor | Sequence[float] | None) -> None:
         name, V = type(self).__name__, label_count(self.embedding)
-        factory = factory_kwargs(self.embedding)
         self.gates: Tensor | None  # g
-        possible = self.gate == "none" or (self.residual and self.depth > 0)
-        require(possible, name, "gate", "'none' without residual or at depth 0", self.gate)
-        if self.gate == "frequency":
-            needed = f"a number for each of the {V} labels with gate='frequency'"
-            require(counts is not None, name, "counts", needed, counts)
-            seen = check_counts(name, counts, V)
-            self.register_buffer("gates", (1 / (1 + seen / self.gate_count)).to(**factory))
+        if self.gate == "none":
+            self.gates = None
+            unused = "left out unless gate='frequency'"
+            require(self.gate_count == GATE_COUNT, name, "gate_count", unused, self.gate_count)
+            require(counts is None, name, "counts", unused, type(counts).__name__)
             return
-        unused = "left out unless gate='frequency'"
-        require(self.gate_count == GATE_COUNT, name, "gate_count", unused, self.gate_count)
-        require(counts is None, name, "counts", unused, type(counts).__name__)
-        self.gates = None
-        if self.gate != "none":
-            self.gates = nn.Parameter(torch.zeros(1 if self.gate == "scalar" else V, **factory))
-
-    def _add_correction(self, init_range: float) -> None:
-        rank, d_h = self.correction, self.hidden_size
-        require(rank <= d_h, type(self).__name__, "correction", f"at most hidden_size {d_h}", rank)
-        self.correction_embeddings: Tensor | None = None  # A
-        self.correction_map: Tensor | None = None  # B
-        if rank > 0:
-            factory = factory_kwargs(self.embedding)
-            A = torch.zeros(label_count(self.embedding), rank, **factory)
-            B = torch.empty(rank, d_h, **factory).uniform_(-init_range, init_range)
-            self.correction_embeddings, self.correction_map = nn.Parameter(A), nn.Parameter(B)
+        possible = self.residual and self.depth > 0
+        require(possible, name, "gate", "'none' without residual or at depth 0", self.gate)
+        needed = f"a number for each of the {V} labels with gate='frequency'"
+        require(counts is not None, name, "counts", needed, counts)
+        seen = check_counts(name, counts, V)
+        gates = 1 / (1 + seen / self.gate_count)
+        self.register_buffer("gates", gates.to(**factory_kwargs(self.embedding)))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        if self.apply_to == "input":
-            return self.label_rows(rows, check)
-        return self._encoded(rows, check)
-
-    @property
-    def input_weight(self) -> Tensor:
-        """The rows of input words, (V, d): E, or encoded as ``apply_to`` says."""
-        if self.apply_to == "output":
-            return self.label_weight
-        return self.input_cache.read(self, self._encoded)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """ids (...) -> rows of ``input_weight`` (..., d), in the dtype of E."""
-        return F.embedding(ids, self.input_weight).to(factory_kwargs(self.embedding)["dtype"])
-
-    def _encoded(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        """g(E), (V, d_h), or those of ``rows``."""
-        gates, A, B = self.gates, self.correction_embeddings, self.correction_map
+        gates = self.gates
         if rows is not None:
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
-            if self.center:
-                return self._encoded().index_select(0, rows)
-            gates = gates[rows] if gates is not None and self.gate != "scalar" else gates
-            A = None if A is None else A[rows]
+            gates = None if gates is None else gates[rows]
         E = label_vectors(self.embedding, rows)
-        correction = None if A is None or B is None else A @ B
         built: dict[str, Any] = {
             "residual": self.residual,
             "residual_between": self.residual_between,
             "gate": gates,
         }
-        Y = encode_maps(E, self.maps, self.hidden_size, self.impl, **built, unfused=self._unfused)
-        if Y is None:
-            Y = encode(E, self.maps, **built, correction=correction, center=self.center)
-            return E if Y is E else Y.to(compute_dtype(E))  # autocast widens a sum with E
-        return Y if correction is None else Y + correction
-
-    @property
-    def _unfused(self) -> str | None:
-        """Why the fused kernels do not encode these labels, if not because of the maps."""
-        beyond = any(f.norm != "none" or f.output is not None for f in self.maps)
-        if self.residual_between and beyond:
-            return "no kernel has residual_between together with norm or block='mlp'"
-        return "labels are centred before they are rounded" if self.center else None
+        fused = encode_maps(E, self.maps, self.hidden_size, self.impl, **built)
+        if fused is not None:
+            return fused
+        Y = encode(E, self.maps, **built)
+        return E if Y is E else Y.to(compute_dtype(E))  # autocast widens a sum with E
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         super().resize(new_size, vectors)
-        if isinstance(self.gates, nn.Parameter) and self.gate == "label":
-            resize_entries(self.gates, new_size)
-        elif self.gates is not None and self.gate == "frequency":  # 1: training has not seen them
+        if self.gates is not None:  # 1: training has not seen the new labels
             new = max(0, new_size - len(self.gates))
             self.gates = torch.cat([self.gates[:new_size], self.gates.new_ones(new)])
-        A = self.correction_embeddings
-        if A is not None and len(A) != new_size:
-            refill(A, F.pad(A.detach(), (0, 0, 0, new_size - len(A))))  # new rows are zero
 
     def label_kernel_summary(self) -> list[str]:
         if self.depth == 0:
             return []
         E = torch.empty((0, self.embedding.embedding_dim), **factory_kwargs(self.embedding))
-        impl, reason = resolve_encoder(E, self.maps, self.hidden_size, self.impl, self._unfused)
+        impl, reason = resolve_encoder(
+            E, self.maps, self.hidden_size, self.impl, self.residual_between
+        )
         return [f"labels {impl} ({reason})"]
 
     def extra_repr(self) -> str:
@@ -301,6 +222,5 @@ class DeepResidual(MatrixLayer):
         return (
             f"{super().extra_repr()}, depth={self.depth}, residual={self.residual}, "
             f"residual_between={self.residual_between}, gate={self.gate!r}, {rare}"
-            f"correction={self.correction}, center={self.center}, apply_to={self.apply_to!r}, "
             f"impl={self.impl!r}"
         )

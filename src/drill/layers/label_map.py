@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -109,14 +108,9 @@ class LabelMap(nn.Module):
             return "its second matrix has a bias"
         return "it has hooks" if any(map(hooked, (self, *matrices))) else None
 
-    def forward(self, X: Tensor, wide: bool = False) -> Tensor:
-        """f(X) with a new dropout mask.
-
-        With ``wide`` it is activated and returned in at least float32, also under autocast.
-        """
+    def forward(self, X: Tensor) -> Tensor:
+        """f(X) with a new dropout mask."""
         mask = self.draw_mask(X)
-        if wide:
-            X = X.to(self.linear.weight.dtype)
         check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
         if self.norm == "rms":
             X = F.rms_norm(X, X.shape[-1:], eps=RMS_EPS)
@@ -127,11 +121,9 @@ class LabelMap(nn.Module):
             Y = F.linear(X, masked(self.linear.weight, input_mask), self.linear.bias)
         else:
             Y = self.linear(masked(X, input_mask))
-        dtype = torch.promote_types(Y.dtype, torch.float32) if wide else Y.dtype
-        if self.output is None:
-            Y = ACTIVATIONS[self.activation](Y.to(dtype))
-        else:
-            Y = self.output(ACTIVATIONS[self.activation](Y)).to(dtype)
+        Y = ACTIVATIONS[self.activation](Y)
+        if self.output is not None:
+            Y = self.output(Y)
         return Y if output_mask is None else masked(Y, output_mask)
 
     def _masks_weight(self, X: Tensor, mask: Tensor) -> bool:

@@ -41,8 +41,6 @@ class Encoder(nn.Module, abc.ABC):
 
     embedding: nn.Embedding | LabelSource
     output_size: int
-    embed_with: Callable[[Tensor], Tensor] | None = None
-    """Embeds ids in place of ``embedding``: a model's output layer that encodes inputs too."""
     carries_state: bool = True
     """False where every batch is read on its own: segments of text then have a fixed length."""
     can_compile: bool = False
@@ -55,8 +53,6 @@ class Encoder(nn.Module, abc.ABC):
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids (...) -> embedded words (..., d)."""
-        if self.embed_with is not None:
-            return self.embed_with(ids)
         if isinstance(self.embedding, nn.Embedding):
             return self.embedding(ids)
         return self.embedding(ids.flatten()).view(*ids.shape, -1)
@@ -90,33 +86,11 @@ class Encoder(nn.Module, abc.ABC):
         return map_state(Tensor.detach, state)
 
 
-def input_encoder(layer: OutputLayer) -> Any:
-    """The label encoder that embeds the input words, too; None if they are rows of E."""
-    return layer.matrix if layer.matrix is not None and layer.matrix.encodes_inputs else None
-
-
-@contextmanager
-def single_encoding(layer: OutputLayer) -> Iterator[None]:
-    """Inside, which is one loss, input words and labels read one encoding with one dropout mask."""
-    inputs = input_encoder(layer)
-    if inputs is None or inputs.input_cache.block is not None:  # one of shared_labels
-        yield
-        return
-    encoded = inputs.input_weight
-    with inputs.input_cache.inside(inputs, lambda: encoded):
-        yield
-
-
-def connect(model: str, encoder: Any, embedding: object, layer: OutputLayer) -> None:
-    """Check the widths, and set ``encoder.embed_with`` if the layer encodes input words, too."""
+def check_widths(model: str, encoder: Any, layer: OutputLayer) -> None:
+    """Raise ValueError unless the layer reads hidden states as wide as the encoder's."""
     if encoder.output_size != layer.hidden_size:
         raise ValueError(
             f"{model}: the encoder's output_size is {encoder.output_size}, but the layer reads "
             f"hidden_size {layer.hidden_size}; set both to the same width; tied layers need that "
             "of the embedding"
         )
-    inputs = input_encoder(layer)
-    if inputs is not None:
-        if inputs.embedding is not embedding:
-            raise ValueError(f"{model}: a layer with apply_to={inputs.apply_to!r} must share E")
-        encoder.embed_with = inputs.embed

@@ -12,7 +12,7 @@ from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
 from drill.layers.label_source import LabelSource, factory_kwargs, label_count, label_vectors
-from drill.models.encoder import Encoded, Encoder, State, connect, map_state, single_encoding
+from drill.models.encoder import Encoded, Encoder, State, check_widths, map_state
 
 
 class Loss(NamedTuple):
@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
         self, encoder: Encoder, layer: OutputLayer, past_decode: PastDecode | None = None
     ) -> None:
         super().__init__()
-        connect("LanguageModel", encoder, encoder.embedding, layer)
+        check_widths("LanguageModel", encoder, layer)
         self.encoder = encoder
         self.layer = layer
         self.past_decode = past_decode
@@ -112,15 +112,14 @@ class LanguageModel(nn.Module):
         """
         if state_reset != 0.0:
             state = self._reset(state, ids.shape[1], state_reset)
-        with single_encoding(self.layer):
-            encoded: Encoded = self.encoder(ids, state)
-            if adversarial == 0.0:
-                nll = total = self.layer.nll(encoded.output, targets, **options)
-            else:
-                tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
-                nll, total = (losses.mean() for losses in tokens)
-            if past_decode != 0.0 or augmented != 0.0:
-                log_probs = self.layer.log_probs(encoded.output)
+        encoded: Encoded = self.encoder(ids, state)
+        if adversarial == 0.0:
+            nll = total = self.layer.nll(encoded.output, targets, **options)
+        else:
+            tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
+            nll, total = (losses.mean() for losses in tokens)
+        if past_decode != 0.0 or augmented != 0.0:
+            log_probs = self.layer.log_probs(encoded.output)
         if past_decode != 0.0:
             if self.past_decode is None:
                 raise ValueError("LanguageModel: past_decode needs a model that has a PastDecode")

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from drill.layers.base import OutputLayer
-from drill.models.encoder import connect, single_encoding
+from drill.models.encoder import check_widths
 from drill.models.transformer.transformer import Transformer
 
 
@@ -33,7 +33,7 @@ class Translator(nn.Module):
                 f"Translator: the target embedding has {words} rows, but the layer "
                 f"{layer.vocabulary_size} labels; both need the same vocabulary"
             )
-        connect("Translator", transformer, transformer.target_embedding, layer)
+        check_widths("Translator", transformer, layer)
         self.transformer = transformer
         self.layer = layer
 
@@ -66,14 +66,13 @@ class Translator(nn.Module):
                 f"Translator: target_out must be as target_in, {tuple(target_in.shape)}, got "
                 f"{tuple(target_out.shape)}; they are the same sentences, shifted by one token"
             )
-        with single_encoding(self.layer):
-            return self.layer.nll(
-                self._hidden(source, target_in),
-                target_out.t(),
-                ignore_index=self.transformer.pad if ignore_index is None else ignore_index,
-                label_smoothing=label_smoothing,
-                **options,
-            )
+        return self.layer.nll(
+            self._hidden(source, target_in),
+            target_out.t(),
+            ignore_index=self.transformer.pad if ignore_index is None else ignore_index,
+            label_smoothing=label_smoothing,
+            **options,
+        )
 
     def forward(
         self, source: Tensor, target_in: Tensor, target_out: Tensor, **options: Any

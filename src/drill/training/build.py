@@ -33,7 +33,7 @@ def build_layer(
         options["hidden_size"] = sum(widths)
     if "widths" in takes:
         options["widths"] = widths
-    if "counts" in takes and options.get("gate") in (None, "frequency"):  # other gates need none
+    if "counts" in takes and options.get("gate") != "none":
         options["counts"] = counts()
     if not wraps(kind):
         return kind(embedding, **options)
@@ -56,7 +56,7 @@ def check_optimizer(settings: Settings, model: nn.Module) -> None:
     apart = build_optimizer(settings).maps_differ
     if apart and not any(is_label_map(name) for name, _ in model.named_parameters()):
         raise SettingsError(
-            "and the other settings of label maps are for a layer that has some; leave them out",
+            "is for a layer with label maps; leave it out",
             key="optimizer.map_lr_scale",
         )
 

@@ -39,7 +39,15 @@ KERNELS = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.im
 Checks = dict[str, tuple[Any, Callable[[str, Table, Any], Table]]]
 """By table: what it calls, maybe one of several by name, and what checks and fills it."""
 
-REMOVED = {"optimizer.average": "tail", "optimizer.ema_decay": 0.999}
+REMOVED = {
+    "layer.apply_to": "output",
+    "layer.center": False,
+    "layer.correction": 0,
+    "optimizer.average": "tail",
+    "optimizer.ema_decay": 0.999,
+    "optimizer.map_warmup": 0.0,
+    "optimizer.map_weight_decay": NONE,
+}
 """Settings that older runs and ledgers have, with the values that change nothing."""
 
 LIMITS = ("training.epochs", "training.max_steps", "training.max_minutes")
@@ -220,8 +228,13 @@ def wraps(kind: type[OutputLayer]) -> bool:
     return not issubclass(kind, MatrixLayer)
 
 
+def _without_removed(where: str, table: Table) -> Table:
+    """``table`` without settings of older versions that change nothing."""
+    return {k: v for k, v in table.items() if (f"{where}.{k}", v) not in REMOVED.items()}
+
+
 def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
-    table = with_name(where, table, kinds, "tied")
+    table = with_name(where, _without_removed("layer", table), kinds, "tied")
     kind = kinds[table[NAME]]
     if not wraps(kind):
         if INNER in table:
@@ -248,8 +261,7 @@ def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
 def _optimizer(
     where: str, table: Table, kinds: Mapping[str, Any], default: str = "nt-asgd"
 ) -> Table:
-    table = {k: v for k, v in table.items() if (f"{where}.{k}", v) not in REMOVED.items()}
-    table = with_name(where, table, kinds, default)
+    table = with_name(where, _without_removed("optimizer", table), kinds, default)
     return with_defaults(where, table, kinds[table[NAME]], also=(NAME,))
 
 

@@ -23,9 +23,7 @@ from drill.files import atomic_write
 from drill.layers import MatrixLayer, NotFoldable
 from drill.layers.base import OutputLayer
 from drill.layers.checks import check_integer
-from drill.layers.label_cache import call_in_eval_mode
 from drill.layers.wrappers.sampled import foldable
-from drill.models.encoder import input_encoder
 from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
 from drill.models.transformer.transformer import Transformer, sinusoids
 from drill.models.translator import Translator
@@ -142,10 +140,6 @@ def exported_weights(
     head = _folded(model.layer)
     source, target = transformer.source_embedding.weight, transformer.target_embedding.weight
     shared = transformer.source_embedding is transformer.target_embedding
-    inputs = input_encoder(model.layer)
-    if inputs is not None:
-        target = call_in_eval_mode(inputs, lambda: inputs.input_weight)
-        source = target if shared else source
     if transformer.norm == "pre" and not shared:
         raise NotExportable(
             'export_translator: a model with norm="pre" must have one embedding for both '

@@ -166,17 +166,10 @@ def test_fused_equals_the_loop(
 
 @interpreted
 @pytest.mark.parametrize("locked", [False, True])
-@pytest.mark.parametrize("gate", ["none", "label", "scalar", "frequency"])
 @pytest.mark.parametrize("block", ["map", "mlp"])
-def test_a_gate_and_a_correction_follow_the_fused_maps(locked, gate, block):
-    options = {"gate": gate, "correction": 0 if gate == "label" and locked else 3, "block": block}
-    layer, masks, grad = given(70, 32, depth=2, locked=locked, dropout=0.5, **options)
-    for parameter in (layer.gates, layer.correction_embeddings):
-        if isinstance(parameter, nn.Parameter):
-            nn.init.uniform_(parameter)
-    assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
-    if isinstance(layer.gates, nn.Parameter):
-        layer.gates.requires_grad_(False)
+def test_a_gate_is_a_factor_of_the_last_map(locked, block):
+    options = {"gate": "frequency", "gate_count": 30, "counts": torch.arange(70.0)}
+    layer, masks, grad = given(70, 32, depth=2, locked=locked, dropout=0.5, block=block, **options)
     assert_same(*(solve(layer, encoder, masks, grad) for encoder in ("triton", "reference")))
 
 

@@ -144,7 +144,7 @@ def test_every_tensor_needs_a_gradient():
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
 @pytest.mark.parametrize("clip", [0.25, None])
-@pytest.mark.parametrize("maps", [{}, {"map_lr_scale": 0.3, "map_weight_decay": 0.1}])
+@pytest.mark.parametrize("maps", [{}, {"map_lr_scale": 0.3}])
 @pytest.mark.parametrize("kind", [Sgd, Asgd])
 def test_it_is_the_optimizer_step(kind, maps, clip, scale):
     settings = {"lr": 0.5, "weight_decay": 1e-2, "max_grad_norm": clip, **maps}

@@ -78,25 +78,23 @@ def encode_maps(
     *,
     residual: bool,
     residual_between: bool,
-    gate: Tensor | None = None,  # (V,) or (1,)
-    unfused: str | None = None,
+    gate: Tensor | None = None,  # (V,)
 ) -> Tensor | None:  # (V, d)
     """E^(depth) by the fused kernels; None if the caller should run its own loop.
 
-    ``gate`` is a factor of the last map; ``unfused`` a reason of the caller's own for its loop.
+    ``gate`` is a factor of the last map for each label, which is not learned.
 
     Inside ``torch.compile`` that is the loop, which it fuses itself. Within ``overlap_scope`` and
     after an LSTM's recurrence has started, labels are encoded concurrently with it.
     """
     if torch.compiler.is_compiling():
         return None
-    choice = resolve_encoder(embedding, maps, width_out, impl, unfused)
+    choice = resolve_encoder(embedding, maps, width_out, impl, residual_between)
     log_once("labels of DeepResidual", *choice)
     if choice.impl != "triton":
         return None
     f, depth = maps[0], len(maps)
-    learned = gate is not None and gate.requires_grad
-    fused_gate = gate if f.output is not None and not learned else None
+    fused_gate = gate if f.output is not None else None
     built: Built = {
         "activation": f.activation,
         "dropout_at": f.dropout_at,
@@ -133,12 +131,12 @@ def resolve_encoder(
     maps: Sequence[LabelMap],
     width_out: int,
     impl: EncoderImplementation,
-    unfused: str | None = None,
+    residual_between: bool,
 ) -> Choice:
     """How labels (V, d) are encoded by these maps, and why."""
     if impl == "reference":
         return Choice("reference", "asked for")
-    unfused = unfused or _unfused(maps)
+    unfused = _unfused(maps, residual_between)
     if impl == "triton":
         missing = unfused or fused_missing(embedding, width_out, len(maps))
         if missing is not None:
@@ -151,13 +149,15 @@ def resolve_encoder(
     return choice
 
 
-def _unfused(maps: Sequence[LabelMap]) -> str | None:
+def _unfused(maps: Sequence[LabelMap], residual_between: bool) -> str | None:
     """Why these maps have to be called one by one; None if kernels may use their weights."""
     for i, f in enumerate(maps):
         if f.unfusable_reason is not None:
             return f"map {i} has to be called: {f.unfusable_reason}"
         if _settings(f) != _settings(maps[0]):
             return f"map {i} has other settings than map 0, and the fused encoder has one set"
+        if residual_between and (f.norm != "none" or f.output is not None):
+            return "no kernel has residual_between together with norm or block='mlp'"
     return None
 
 

@@ -6,7 +6,7 @@ x = drop(sqrt(d) E[ids] + positions),  blocks of attention and feed-forward netw
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, cast, get_args
@@ -84,9 +84,6 @@ class Transformer(nn.Module):
         pad: the id of padding, on the right.
         init_embeddings: also initialise the embeddings; by default they stay as they are.
     """
-
-    embed_with: Callable[[Tensor], Tensor] | None = None
-    """Embeds ids in place of ``target_embedding``, see ``Encoder``."""
 
     def __init__(
         self,
@@ -239,8 +236,7 @@ class Transformer(nn.Module):
         return f"norm={self.norm!r}, dropout={self.dropout}, pad={self.pad}, shared={shared}"
 
     def _embedded(self, embedding: nn.Embedding, ids: Tensor, start: int | Tensor) -> Tensor:
-        own = self.embed_with if embedding is self.target_embedding else None
-        x = (own or embedding)(ids) * math.sqrt(self.output_size)
+        x = embedding(ids) * math.sqrt(self.output_size)
         x = x + sinusoids(start, ids.shape[1], self.output_size, x)
         return F.dropout(x, self.dropout, self.training)
 

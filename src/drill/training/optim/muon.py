@@ -12,7 +12,7 @@ from drill.training.optim.adamw import AdamW
 from drill.training.run.checkpoint import sharded_as
 
 TABLES = ("emb", "wte", "wpe")  # in what encoders call modules whose rows are looked up
-LABEL_ROWS = {"embedding", "correction_embeddings", "cluster_weight", "gate_vectors", "gate_bias"}
+LABEL_ROWS = {"embedding", "cluster_weight", "gate_vectors", "gate_bias"}
 """What output layers call parameters with a row, or a column, for each label or cluster."""
 
 

@@ -17,12 +17,11 @@ from torch.optim.optimizer import Optimizer
 
 from drill.errors import require
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, replaced
-from drill.training.optim.schedules import SCHEDULES, SHARE_OF_RUN, run_rate, schedules_with
+from drill.training.optim.schedules import SCHEDULES, SHARE_OF_RUN, schedules_with
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
-CORRECTION = {"correction_embeddings", "correction_map"}
-LABEL_MAPS = {"maps", "gates", "label_map", *CORRECTION}  # what output layers call them
+LABEL_MAPS = {"maps", "label_map"}  # what output layers call them
 
 
 def is_label_map(name: str) -> bool:
@@ -40,29 +39,22 @@ class ScheduledOptimizer(abc.ABC):
         weight_decay: of parameters.
         max_grad_norm: gradients are clipped to this norm; None does not clip.
         map_lr_scale: factor of the learning rate of label maps (``is_label_map``).
-        map_weight_decay: of label maps; None is ``weight_decay``.
-        map_warmup: share of the run in which the rate of label maps rises linearly.
     """
 
     lr: float = field(kw_only=False)
     weight_decay: float
     max_grad_norm: float | None
     map_lr_scale: float = 1.0
-    map_weight_decay: float | None = None
-    map_warmup: float = 0.0
 
     def __post_init__(self) -> None:
         finite = "a finite number"
         self.check("lr", 0.0 < self.lr < math.inf, f"{finite} above 0")
-        for key in ("weight_decay", "map_weight_decay", "map_lr_scale"):
-            value = getattr(self, key)
-            self.check(key, value is None or 0.0 <= value < math.inf, f"{finite} of at least 0")
-        self.check("map_warmup", 0.0 <= self.map_warmup < 1.0, SHARE_OF_RUN)
+        for key in ("weight_decay", "map_lr_scale"):
+            self.check(key, 0.0 <= getattr(self, key) < math.inf, f"{finite} of at least 0")
         clips = self.max_grad_norm is None or self.max_grad_norm > 0.0
         self.check("max_grad_norm", clips, "a positive number or none")
         self.current_lr = self.lr  # of the last full-length step, which a schedule may change
-        maps = (self.map_lr_scale, self.map_weight_decay, self.map_warmup)
-        self.maps_differ = maps != (1.0, None, 0.0)
+        self.maps_differ = self.map_lr_scale != 1.0
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer: Optimizer | None = None
         self.late_average: WeightAverage | None = None  # of late iterates, where there is one
@@ -85,16 +77,16 @@ class ScheduledOptimizer(abc.ABC):
     def groups(
         self, named: Mapping[str, nn.Parameter], decays: bool = True
     ) -> list[dict[str, Any]]:
-        """Parameter groups: label maps have one of their own if their options differ."""
+        """Parameter groups: label maps have one of their own if their rate differs."""
         maps: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for name, p in named.items():
             (maps if self.maps_differ and is_label_map(name) else rest).append(p)
         decay = self.weight_decay if decays else 0.0
-        groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": decay}]
-        if decays and self.map_weight_decay is not None:
-            decay = self.map_weight_decay
-        groups.append({"params": maps, "weight_decay": decay, "maps": True})
+        groups: list[dict[str, Any]] = [
+            {"params": rest, "weight_decay": decay},
+            {"params": maps, "weight_decay": decay, "maps": True},
+        ]
         return [group for group in groups if group["params"]]
 
     def rate(self, progress: float) -> float:
@@ -121,11 +113,8 @@ class ScheduledOptimizer(abc.ABC):
         self.prepare(progress)
         self.current_lr = self.rate(progress)
         rate = self.current_lr * sampled_length / bptt
-        of_maps = rate * run_rate(
-            progress, lr=self.map_lr_scale, schedule="constant", warmup=self.map_warmup
-        )
         for group in optimizer.param_groups:
-            own = of_maps if "maps" in group else rate
+            own = rate * self.map_lr_scale if "maps" in group else rate
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(own)  # where a captured step reads it
             else:
