@@ -33,7 +33,7 @@ def gradients(model: LanguageModel, text: Tensor, bptt: int) -> list[Tensor]:
     """Of the mean loss: by E as inputs, by E as labels, and by g_out(E); each (V, d)."""
     E = model.layer.label_weight
     inputs = E.detach().clone().requires_grad_()
-    model.encoder.embed_with = lambda ids: F.embedding(ids, inputs)
+    model.encoder.embed = lambda ids: F.embedding(ids, inputs)
     found, state = [torch.zeros_like(E) for _ in range(3)], None
     for i in range(0, 4 * bptt, bptt):
         encoded = model.encoder(text[i : i + bptt], state)
@@ -42,7 +42,7 @@ def gradients(model: LanguageModel, text: Tensor, bptt: int) -> list[Tensor]:
         loss = F.cross_entropy(logits.flatten(0, 1), text[i + 1 : i + bptt + 1].flatten())
         for total, each in zip(found, torch.autograd.grad(loss, [inputs, E, labels]), strict=True):
             total += each / 4
-    model.encoder.embed_with = None
+    del model.encoder.embed
     return found
 
 
