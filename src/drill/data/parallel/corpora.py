@@ -2,28 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from drill.data.optional_packages import check_packages
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.parallel.synthetic import numbers_and_dates_corpus
-from drill.data.text.catalog import SPLITS, TABLES, data_folders
+from drill.data.text.catalog import PARALLEL_CORPORA, SPLITS, data_folders, find
 from drill.errors import DataError, check_value, nearest
 
 COMPRESSED = ("", ".gz", ".xz")
 GENERATED = "numbers"
-
-
-class Parts(NamedTuple):
-    """The files of a parallel corpus, and where to get them."""
-
-    train: Sequence[str]
-    valid: Sequence[str]
-    test: Sequence[str]
-    origin: str
-
-
-PARALLEL_CORPORA = {name: Parts(**table) for name, table in TABLES["parallel"].items()}
-PARALLEL_NAMES = (*PARALLEL_CORPORA, GENERATED)
+PARALLEL_NAMES = (*PARALLEL_CORPORA,)
 
 
 def read_parallel_corpus(
@@ -57,8 +45,10 @@ def read_parallel_corpus(
 
 
 def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
-    """DataError where ``read_parallel_corpus`` would miss a file; nothing is read."""
-    if corpus != GENERATED:
+    """DataError where ``read_parallel_corpus`` would miss a file or package; nothing is read."""
+    if corpus == GENERATED:
+        check_packages(f"{corpus} needs", *PARALLEL_CORPORA[corpus].packages)
+    else:
         for split in SPLITS:
             _files(split, corpus, source, target)
 
@@ -95,10 +85,11 @@ def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
 def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
     """Of each part of a split the file of either language."""
     stems: Sequence[str]
-    if corpus in PARALLEL_CORPORA:
-        stems = getattr(PARALLEL_CORPORA[corpus], split)
+    known = PARALLEL_CORPORA.get(corpus)
+    if known is not None:
+        stems, origin = getattr(known, split), f"; get it from {known.origin} or set DRILL_DATA"
     elif Path(corpus).is_dir():
-        stems = [str(Path(corpus).resolve() / split)]
+        stems, origin = [str(Path(corpus).resolve() / split)], ""
     else:
         files = f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
         near = nearest(corpus, PARALLEL_NAMES, otherwise=files)
@@ -107,20 +98,14 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
             f"{corpus!r} is neither a parallel corpus ({names}) nor a folder{near}",
             key="data.corpus",
         )
-    return [
-        (_found(corpus, f"{stem}.{source}"), _found(corpus, f"{stem}.{target}")) for stem in stems
-    ]
 
+    def found(name: str) -> Path:
+        path = find(name, COMPRESSED)
+        if path is None:
+            raise DataError(
+                f"{corpus}: {data_folders()[0] / name} is missing; put it there (.gz and .xz are "
+                f"read too){origin}"
+            )
+        return path
 
-def _found(corpus: str, name: str) -> Path:
-    """The file of this name, packed or not; a name that is no path from the root is looked for."""
-    folders = [Path()] if Path(name).is_absolute() else data_folders()
-    paths = [folder / f"{name}{packed}" for folder in folders for packed in COMPRESSED]
-    for path in paths:
-        if path.is_file():
-            return path
-    known = PARALLEL_CORPORA.get(corpus)
-    origin = "" if known is None else f"; get it from {known.origin} or set DRILL_DATA"
-    raise DataError(
-        f"{corpus}: {paths[0]} is missing; put it there (.gz and .xz are read too){origin}"
-    )
+    return [(found(f"{stem}.{source}"), found(f"{stem}.{target}")) for stem in stems]

@@ -135,7 +135,8 @@ def default_edges(vocabulary: Vocabulary) -> Sequence[int]:
 
 def excluded_words(vocabulary: Vocabulary, corpus: str) -> tuple[str, ...]:
     """``<eos>``, and ``<unk>`` unless a closed corpus has it as a word: as the paper's figure."""
-    return (EOS, UNK) if corpus not in CORPORA and UNK in vocabulary else (EOS,)
+    closed = corpus in CORPORA and CORPORA[corpus].closed
+    return (EOS, UNK) if not closed and UNK in vocabulary else (EOS,)
 
 
 def compare_bands(
