@@ -10,9 +10,17 @@ from typing import Any
 
 import torch
 
-from drill.data import DataError, Filters, Pairs, ParallelText, Subwords, cache_folder, encode_pairs
+from drill.data import (
+    DataError,
+    Filters,
+    Pairs,
+    ParallelText,
+    Subwords,
+    cache_folder,
+    encode_pairs,
+    read_parallel_corpus,
+)
 from drill.data.optional_packages import check_packages
-from drill.data.parallel.corpora import read_parallel_split
 from drill.data.parallel.pairs import KEEP_ALL, pairs_checksum, target_counts
 from drill.errors import RunFolderError
 from drill.files import read_json
@@ -132,7 +140,8 @@ class TranslationRun:
         Returns:
             The text and its ids.
         """
-        text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
+        given = with_text(self.settings, self.folder).data
+        text: ParallelText = getattr(read_parallel_corpus(**given, splits=[name]), name)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
         found = encode_pairs(text, self.subwords, filters, cache_folder())
         recorded = (self.folder.read_environment() or {}).get("pairs_of") or {}

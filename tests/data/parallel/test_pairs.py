@@ -13,12 +13,10 @@ from drill.errors import ArgumentError
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 
 SUBWORDS = Subwords.train(["a b c d e f"], size=259)  # bytes: as many ids as characters
-TEXT = ParallelText.from_pairs(
-    [
-        ("abc", "def"), ("", "def"), ("abc", " \t"), ("abc", "def"), ("abc", "fed"), ("a", "d"),
-        ("abc" * 4, "def"), ("abc" * 2, "def"), ("abc" * 7, "def" * 7),
-    ]
-)  # fmt: skip
+TEXT = ParallelText(
+    ["abc", "", "abc", "abc", "abc", "a", "abc" * 4, "abc" * 2, "abc" * 7],
+    ["def", "def", " \t", "def", "fed", "d", "def", "def", "def" * 7],
+)
 FILTERS = Filters(minimum=2, maximum=20, ratio=2.0)
 
 
@@ -64,7 +62,7 @@ def test_one_filter_alone(filters, kept):
 
 
 def test_duplicates_are_found_across_chunks_and_progress_is_reported():
-    some = ParallelText.from_pairs([(str(i), "x") for i in range(CHUNK)])
+    some = ParallelText([*map(str, range(CHUNK))], ["x"] * CHUNK)
     calls = []
     pairs = encode(
         some + some, SUBWORDS, Filters(ratio=None), progress=lambda *call: calls.append(call)

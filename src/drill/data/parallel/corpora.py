@@ -20,6 +20,7 @@ def read_parallel_corpus(
     source: str = "en",
     target: str = "de",
     pairs: int | None = None,
+    splits: Sequence[str] = SPLITS,
 ) -> ParallelSplits:
     """Train, valid and test, from a name or from a folder of your own.
 
@@ -30,18 +31,25 @@ def read_parallel_corpus(
         source: source language.
         target: target language.
         pairs: the first so many pairs for training; of "numbers", so many are generated.
+        splits: which to read; the others are empty.
 
     Returns:
         The three splits.
     """
-    if corpus == GENERATED:  # all at once
-        return _generated(source, target, pairs)
-    return ParallelSplits(
-        *(
-            read_parallel_split(split, corpus, source=source, target=target, pairs=pairs)
-            for split in SPLITS
-        )
-    )
+    check_value(pairs is None or pairs >= 1, "data.pairs", "at least 1", pairs, DataError)
+    if corpus == GENERATED:
+        if {source, target} != {"en", "de"}:
+            raise DataError(f"{corpus}: has the languages en and de, not {source} and {target}")
+        made = numbers_and_dates_corpus(20_000 if pairs is None else pairs)
+        swapped = (ParallelText(each.target, each.source) for each in made)
+        return made if source == "en" else ParallelSplits(*swapped)
+    found = dict.fromkeys(SPLITS, ParallelText([], []))
+    for split in splits:
+        for files in _files(split, corpus, source, target):
+            found[split] += ParallelText.from_files(*files)
+    train = found["train"]
+    found["train"] = ParallelText(train.source[:pairs], train.target[:pairs])
+    return ParallelSplits(**found)
 
 
 def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
@@ -51,35 +59,6 @@ def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
     else:
         for split in SPLITS:
             _files(split, corpus, source, target)
-
-
-def read_parallel_split(
-    split: str,
-    corpus: str = GENERATED,
-    *,
-    source: str = "en",
-    target: str = "de",
-    pairs: int | None = None,
-) -> ParallelText:
-    """``train``, ``valid`` or ``test`` of ``read_parallel_corpus``, without reading the others."""
-    fits = pairs is None or pairs >= 1
-    check_value(fits, "data.pairs", "at least 1", pairs, DataError)
-    if corpus == GENERATED:
-        return _generated(source, target, pairs)[SPLITS.index(split)]
-    texts = [ParallelText.from_files(*files) for files in _files(split, corpus, source, target)]
-    found = sum(texts[1:], start=texts[0])
-    if split == "train" and pairs is not None:
-        return ParallelText(found.source[:pairs], found.target[:pairs])
-    return found
-
-
-def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
-    if (source, target) not in (("en", "de"), ("de", "en")):
-        raise DataError(f"{GENERATED}: has the languages en and de, not {source} and {target}")
-    made = numbers_and_dates_corpus(20_000 if pairs is None else pairs)
-    if source == "en":
-        return made
-    return ParallelSplits(*(ParallelText(each.target, each.source) for each in made))
 
 
 def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
