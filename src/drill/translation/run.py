@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from drill.data import (
 )
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.pairs import KEEP_ALL, pairs_checksum, target_counts
+from drill.data.text.catalog import SPLITS
 from drill.errors import RunFolderError
 from drill.files import read_json
 from drill.models.translator import Translator
@@ -89,8 +90,8 @@ def start_translator(
     if settings.init_from is not None and uses_counts(settings):
         counts = _counts(run if start is None else start, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
-    more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
-    more["filtered"] = asdict(data.train.report)
+    checksums = {split: pairs_checksum(getattr(data, split)) for split in SPLITS}
+    more: dict[str, Any] = {"pairs_of": checksums, "filtered": data.train.filtered}
     remark = None
     if start is not None:
         tensors, info = read_weights(start, None)
@@ -109,8 +110,9 @@ def start_translator(
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
 
     size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-    report = data.train.report
-    filtered = None if report.kept == report.pairs else f"filters: {report}"
+    filtered = None
+    if len(data.train) < data.train.filtered["pairs"]:
+        filtered = f"filters: {data.train.describe_filtered()}"
     return Start(task, save, size, (filtered, remark), more)
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drill.data import BEGIN, END, IGNORE_INDEX, PAD, DataError, FilterReport, PairBatches, Pairs
+from drill.data import BEGIN, END, IGNORE_INDEX, PAD, DataError, PairBatches, Pairs
 
 
 def pairs_of(source, target):
@@ -16,7 +16,7 @@ def pairs_of(source, target):
     lengths = np.array([*source, *target], dtype=np.int64)
     ids = np.repeat(np.arange(len(lengths)), lengths) + 3
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return Pairs(ids.astype(np.int32), offsets, FilterReport(len(source)))
+    return Pairs(ids.astype(np.int32), offsets, {"pairs": len(source)})
 
 
 def realistic(count=20_000, seed=0):
