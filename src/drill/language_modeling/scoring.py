@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
+from drill.data import EOS, DataError, Vocabulary
 from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.runtime.stalls import check_stall
@@ -42,19 +42,15 @@ class Scored:
 
     Attributes:
         text: the line without its line break.
+        words: its tokens, words or subwords, then ``<eos>``.
         log_probs: log p of each of ``words`` given those before it, in nats.
         unknown: the words that were read as ``<unk>``, in order; a literal ``<unk>`` counts.
     """
 
     text: str
+    words: tuple[str, ...]
     log_probs: tuple[float, ...]
     unknown: tuple[str, ...]
-    pieces: tuple[str, ...] | None = None
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The tokens: split at white space, or subwords; then ``<eos>``."""
-        return (*self.text.split(), EOS) if self.pieces is None else self.pieces
 
     @property
     def tokens(self) -> int:
@@ -107,20 +103,10 @@ def score(
             for line, found in zip(block, _log_probs(model, block, state), strict=True):
                 if any(map(math.isnan, found)):
                     raise_nan(f"score: line {line.number}")
-                pieces = None
-                if isinstance(vocabulary, SubwordVocabulary):
-                    pieces = tuple(map(vocabulary.text_of, line.ids[1:]))
-                unknown = tuple(read_as_unknown(vocabulary, line.text))
-                yield Scored(line.text, found, unknown, pieces)
+                unknown = tuple(vocabulary.unknown_words(line.text))
+                yield Scored(line.text, vocabulary.split(line.text), found, unknown)
 
     return scored()
-
-
-def read_as_unknown(vocabulary: Vocabulary, text: str) -> list[str]:
-    """The words of ``text`` that the model reads as ``<unk>``, in order."""
-    if isinstance(vocabulary, SubwordVocabulary):
-        return []
-    return [word for word in text.split() if word == UNK or word not in vocabulary]
 
 
 def check_vocabulary(name: str, model: LanguageModel, vocabulary: Vocabulary) -> None:

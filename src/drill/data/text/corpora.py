@@ -76,9 +76,7 @@ def encode_text(text: str, vocabulary: Vocabulary, cache: Path | None = None) ->
     """Ids (N,) of a text: uint16, or int32 above 65,536 words."""
 
     def build() -> NDArray[Any]:
-        ids = vocabulary.encode(lines_of(text))
-        if isinstance(vocabulary, SubwordVocabulary):  # the first piece is predicted too
-            ids = np.concatenate([[vocabulary.ids[EOS]], ids]).astype(np.int32)
+        ids = vocabulary.encode_text(lines_of(text))
         return ids.astype(np.uint16) if len(vocabulary) <= 2**16 else ids
 
     return cached(

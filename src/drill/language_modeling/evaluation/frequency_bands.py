@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
+from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.data.text.catalog import CORPORA
 from drill.training.progress import perplexity_of
 
@@ -130,7 +130,7 @@ def vocabulary_bands(
 
 
 def default_edges(vocabulary: Vocabulary) -> Sequence[int]:
-    return SUBWORD_EDGES if isinstance(vocabulary, SubwordVocabulary) else EDGES
+    return SUBWORD_EDGES if vocabulary.unit == "subwords" else EDGES
 
 
 def excluded_words(vocabulary: Vocabulary, corpus: str) -> tuple[str, ...]:
