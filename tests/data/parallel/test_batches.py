@@ -184,17 +184,3 @@ def test_lengths_are_padded_to_a_multiple_and_shapes_repeat():
     half = PairBatches(pairs, 4096, multiple=8, rank=1, size=2)
     assert len(half) * 2 >= len(few)
     assert all(b.source.shape[1] % 8 == 0 for b in half.epoch(1))
-
-
-@pytest.mark.parametrize(
-    ("call", "key"),
-    [
-        (lambda pairs: PairBatches(pairs, 0), "max_tokens"),
-        (lambda pairs: PairBatches(pairs, seed=-1), "seed"),
-        (lambda pairs: PairBatches(pairs, multiple=0), "multiple"),
-        (lambda _: PairBatches(pairs_of([], [])), "no pair"),
-    ],
-)
-def test_wrong_arguments_are_named(call, key):
-    with pytest.raises(DataError, match=f"PairBatches: .*{key}"):
-        call(pairs_of([4], [4]))

@@ -212,9 +212,6 @@ def _by_word(
             f"{len(nll)} losses and {len(ids)} targets do not match; the first token of a text is "
             "no target"
         )
-    known = np.concatenate([ids, np.array([*exclude], dtype=np.int64)])
-    if len(known) and not 0 <= known.min() <= known.max() < len(seen):
-        raise DataError(f"ids {known.min()} to {known.max()}, counts of 0 to {len(seen) - 1}")
     tokens = np.bincount(ids, minlength=len(seen))
     loss = np.bincount(ids, weights=nll, minlength=len(seen)).astype(np.float64)
     occur = tokens > 0

@@ -205,16 +205,12 @@ def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | Non
 def check_and_batchify(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
     """Ids (rows, B), int64, on the model's device; DataError unless all ids are labels."""
     numbers = ids.cpu().numpy() if isinstance(ids, Tensor) else ids
-    if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu":
-        raise DataError(f"{name}: ids must be an array or a tensor of integers")
-    if numbers.ndim not in (1, 2):
-        raise DataError(f"{name}: ids must have shape (N,) or (rows, batch), got {numbers.shape}")
     if numbers.ndim == 1:
         data = batchify(numbers, batch_size)
     else:
-        data = torch.from_numpy(numbers.astype("int64"))
+        data = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
     labels = model.layer.vocabulary_size
-    for extreme in (int(data.min()), int(data.max())) if data.numel() else ():
+    for extreme in (int(data.min()), int(data.max())):
         if not 0 <= extreme < labels:
             raise DataError(
                 f"{name}: id {extreme} is none of the model's {labels} labels; encode the text "
