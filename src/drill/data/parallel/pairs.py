@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data.cache import cache_key, cached, load_array
-from drill.data.download import OnProgress
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.subwords import END, Subwords
 from drill.errors import DataError, require
+from drill.files import OnProgress
 
 CHUNK = 10_000  # pairs that are encoded at once
 

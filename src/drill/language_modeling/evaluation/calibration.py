@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drill.data.download import OnProgress
+from drill.files import OnProgress
 from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify, predictions
 from drill.models.language_model import LanguageModel
 

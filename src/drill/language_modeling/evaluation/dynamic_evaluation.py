@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments
-from drill.data.download import OnProgress
 from drill.errors import check_value
+from drill.files import OnProgress
 from drill.kernels.runtime.stalls import check_stall
 from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,

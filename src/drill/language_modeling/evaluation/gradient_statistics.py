@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
-from drill.data.download import OnProgress
-from drill.files import atomic_write
+from drill.files import OnProgress, atomic_write
 from drill.kernels.runtime.stalls import check_stall
 from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify
 from drill.models.encoder import map_state

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data import DataError, batchify, evaluation_segments, inputs_and_targets
-from drill.data.download import OnProgress
+from drill.files import OnProgress
 from drill.kernels.runtime.stalls import check_stall
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from drill.data.download import OnProgress
+from drill.files import OnProgress
 from drill.language_modeling.evaluation import perplexity
 from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
