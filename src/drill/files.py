@@ -22,6 +22,9 @@ GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
 A_RUN = "name one that `drill train` made"
 UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
+OnProgress = Callable[[int, int], None]
+"""Called with how much of a text is done and how much there is, in pairs, lines or tokens."""
+
 
 class WriteError(DrillError, OSError):
     """A file that could not be written; ``reason`` says why."""

@@ -124,7 +124,7 @@ def same(first, second):
         return first.dtype == second.dtype and first.tolist() == second.tolist()
     if isinstance(first, Subwords):
         return first == second
-    return first.report == second.report and all(
+    return first.filtered == second.filtered and all(
         np.array_equal(getattr(first, name), getattr(second, name)) for name in ("ids", "offsets")
     )
 

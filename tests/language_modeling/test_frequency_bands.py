@@ -129,9 +129,6 @@ def test_tensors_and_small_types_are_understood_and_sums_are_wide():
     ("arguments", "options"),
     [
         ((LOSSES[1:], TARGETS, COUNTS), {}),
-        ((LOSSES, TARGETS + 1, COUNTS), {}),
-        ((LOSSES, TARGETS - 1, COUNTS), {}),
-        ((LOSSES, TARGETS, COUNTS), {"exclude": [6]}),
         *(((LOSSES, TARGETS, COUNTS), {"edges": edges}) for edges in ([], [0, 5], [1, 9, 5])),
     ],
 )

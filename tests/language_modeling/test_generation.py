@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.language_modeling.generation import BETWEEN_SAMPLES, generate
-from drill.language_modeling.scoring import read_as_unknown
 from tests.language_modeling.models import (
     CLOSED,
     VOCABULARY,
@@ -155,7 +154,7 @@ def test_unknown_words_of_a_prompt():
     options = {"max_new_tokens": 10, "temperature": 0}
     found = list(generate(model, VOCABULARY, prompt="the whale", **options))
     assert found == list(generate(model, VOCABULARY, prompt=f"the {UNK}", **options))
-    assert read_as_unknown(VOCABULARY, "the whale is a fish") == ["whale", "fish"]
+    assert VOCABULARY.unknown_words("the whale is a fish") == ["whale", "fish"]
     with pytest.raises(DataError, match="whale"):
         generate(model, CLOSED, prompt="the whale", **options)
 

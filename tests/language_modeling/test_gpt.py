@@ -78,7 +78,7 @@ def test_subwords_count_bytes_and_bring_the_text_back(workspace, run):
     assert vocabulary.words[ids[0]] == "<eos>"
     assert "\n".join(vocabulary.decode(ids[1:])) + "\n" == text
     assert vocabulary.token_bytes[ids[1:]].sum() == len(text.encode())
-    decode = vocabulary.incremental_decoder()
+    decode = vocabulary.writer(0)
     assert "".join(decode(each) for each in ids[1:]) == text
     train = (workspace / "text" / "train.txt").read_text("utf-8")
     assert (vocabulary.counts * vocabulary.token_bytes).sum() == len(train.encode())

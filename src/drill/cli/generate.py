@@ -46,7 +46,6 @@ def generate(
     from drill.language_modeling.generation import BETWEEN_SAMPLES
     from drill.language_modeling.generation import generate as generated
     from drill.language_modeling.run import load_language_model
-    from drill.language_modeling.scoring import read_as_unknown
 
     loaded = load_language_model(run, weights, device)
     with as_settings_error():
@@ -62,7 +61,7 @@ def generate(
             samples=samples,
             allow_unk=allow_unk,
         )
-        unknown = read_as_unknown(loaded.vocabulary, prompt)
+        unknown = loaded.vocabulary.unknown_words(prompt)
         if unknown:
             _name_unknown(unknown)
             _note_if_unk_is_untrained(loaded.vocabulary)

@@ -8,7 +8,7 @@ from drill.errors import DataError
 if TYPE_CHECKING:
     from drill.data.parallel.batches import PairBatch, PairBatches
     from drill.data.parallel.corpora import read_parallel_corpus
-    from drill.data.parallel.pairs import FilterReport, Filters, Pairs, encode_pairs
+    from drill.data.parallel.pairs import Filters, Pairs, encode_pairs
     from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
     from drill.data.parallel.synthetic import numbers_and_dates_corpus
     from drill.data.subwords import BEGIN, END, PAD, Subwords
@@ -49,7 +49,6 @@ __all__ = [
     "UNK",
     "Corpus",
     "DataError",
-    "FilterReport",
     "Filters",
     "Ids",
     "PairBatch",

@@ -4,7 +4,7 @@ import hashlib
 import http.client
 import logging
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from drill.errors import DataError
@@ -13,9 +13,6 @@ from drill.files import atomic_write
 SILENCE = 30.0  # seconds that a server may be silent
 
 logger = logging.getLogger("drill")
-
-OnProgress = Callable[[int, int], None]
-"""Called with how much is done and how much there is, of pairs, lines or tokens."""
 
 
 def download(urls: Sequence[str], target: Path, md5: str) -> None:

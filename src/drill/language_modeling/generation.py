@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drill.data import EOS, UNK, SubwordVocabulary, Vocabulary
+from drill.data import EOS, UNK, Vocabulary
 from drill.language_modeling.scoring import check_vocabulary, expand_state, line_start, raise_nan
 from drill.layers import OutputLayer
 from drill.layers.base import head_log_probs
@@ -82,7 +82,7 @@ def generate(
         """The first sample as it is sampled, the others after it."""
         device = next(model.parameters()).device
         later: list[list[str]] = [[] for _ in range(samples - 1)]
-        writers = [_writer(vocabulary, read[-1]) for _ in range(samples)]
+        writers = [vocabulary.writer(read[-1]) for _ in range(samples)]
         ids = torch.tensor(read)[:, None].expand(-1, samples)  # then one row at a time
         with ExitStack() as stack:  # labels of a copy: the caller may use the model between pieces
             log_probs = _scorer(model.layer, stack)
@@ -116,19 +116,3 @@ def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:
     own = copy.deepcopy(layer).eval()
     stack.enter_context(own.cached_labels())
     return own.log_probs
-
-
-def _writer(vocabulary: Vocabulary, last: int) -> Callable[[int], str]:
-    """A function from one id after another, the first after ``last``, to their text."""
-    if isinstance(vocabulary, SubwordVocabulary):
-        return vocabulary.incremental_decoder()
-    before = vocabulary.words[last]
-
-    def write(index: int) -> str:
-        nonlocal before
-        after, before = before, vocabulary.words[index]
-        if before == EOS:
-            return "\n"
-        return before if after == EOS else f" {before}"
-
-    return write

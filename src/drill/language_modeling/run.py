@@ -12,7 +12,6 @@ from torch import Tensor
 from drill.data import (
     DataError,
     Ids,
-    SubwordVocabulary,
     Vocabulary,
     cache_folder,
     load_vocabulary,
@@ -250,7 +249,6 @@ def start_language_model(
         corpus=settings.data["corpus"],
         world=world,
     )
-    labels = "subwords" if isinstance(vocabulary, SubwordVocabulary) else "words"
-    size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {labels}"
+    size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {vocabulary.unit}"
     remarks = (share_of_unknown(text, vocabulary, ids), few_steps(settings, len(ids.train)))
     return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)

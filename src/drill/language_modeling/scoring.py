@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
+from drill.data import EOS, DataError, Vocabulary
 from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.runtime.stalls import check_stall
@@ -42,19 +42,15 @@ class Scored:
 
     Attributes:
         text: the line without its line break.
+        words: its tokens, words or subwords, then ``<eos>``.
         log_probs: log p of each of ``words`` given those before it, in nats.
         unknown: the words that were read as ``<unk>``, in order; a literal ``<unk>`` counts.
     """
 
     text: str
+    words: tuple[str, ...]
     log_probs: tuple[float, ...]
     unknown: tuple[str, ...]
-    pieces: tuple[str, ...] | None = None
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The tokens: split at white space, or subwords; then ``<eos>``."""
-        return (*self.text.split(), EOS) if self.pieces is None else self.pieces
 
     @property
     def tokens(self) -> int:
@@ -104,23 +100,15 @@ def score(
             if state is None:
                 state = line_start("score", model, vocabulary.ids[EOS])
             # A block is complete before its first line is yielded: the caller may use the model.
-            for line, found in zip(block, _log_probs(model, block, state), strict=True):
+            log_probs = _log_probs(model, block, state)
+            for line in block:
+                found = log_probs[line.number]
                 if any(map(math.isnan, found)):
                     raise_nan(f"score: line {line.number}")
-                pieces = None
-                if isinstance(vocabulary, SubwordVocabulary):
-                    pieces = tuple(map(vocabulary.text_of, line.ids[1:]))
-                unknown = tuple(read_as_unknown(vocabulary, line.text))
-                yield Scored(line.text, found, unknown, pieces)
+                unknown = tuple(vocabulary.unknown_words(line.text))
+                yield Scored(line.text, vocabulary.split(line.text), found, unknown)
 
     return scored()
-
-
-def read_as_unknown(vocabulary: Vocabulary, text: str) -> list[str]:
-    """The words of ``text`` that the model reads as ``<unk>``, in order."""
-    if isinstance(vocabulary, SubwordVocabulary):
-        return []
-    return [word for word in text.split() if word == UNK or word not in vocabulary]
 
 
 def check_vocabulary(name: str, model: LanguageModel, vocabulary: Vocabulary) -> None:
@@ -142,10 +130,24 @@ class Line(NamedTuple):
     text: str
     ids: list[int]  # <eos>, the words, <eos>
 
+    @property
+    def tokens(self) -> int:
+        """How many are predicted."""
+        return len(self.ids) - 1
+
 
 def _blocks(
     vocabulary: Vocabulary, lines: Iterable[str], lines_per_block: int
 ) -> Iterator[list[Line]]:
+    """Lines that are read before the first of them is scored.
+
+    Of 100,000 lines of 20 tokens and one of 9,000, with 1,024 lines per block:
+
+    block    1,024 lines, 20,480 tokens; of lines of 100 tokens it would end after 656 lines, with
+             65,600 tokens
+    batch    204 of its lines, sorted by length: 204 x 20 tokens are at most 4,096
+    part     of the batch of the long line alone: rows 0 to 4,095, 4,096 to 8,191, 8,192 to 8,999
+    """
     block: list[Line] = []
     tokens = 0
     for number, text in enumerate(lines, start=1):
@@ -168,37 +170,40 @@ def _blocks(
         yield block
 
 
-@torch.no_grad()
-def _log_probs(model: LanguageModel, lines: list[Line], start: State) -> list[tuple[float, ...]]:
-    """log p of every token of every line; lines of similar length share a batch."""
-    found: list[tuple[float, ...]] = [()] * len(lines)
-    lengths = [len(line.ids) - 1 for line in lines]
-    with evaluating(model), model.layer.cached_labels():
-        for batch in _batches(lengths):
-            losses = _padded_losses(model, [lines[index].ids for index in batch], start)
-            for index, column in zip(batch, losses.t().tolist(), strict=True):
-                found[index] = tuple(-loss for loss in column[: lengths[index]])
-    return found
-
-
-def _batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Indices of lines, sorted by length; a padded batch has at most TOKENS_PER_BATCH tokens."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[index] > TOKENS_PER_BATCH:
+def _batches(block: list[Line]) -> Iterator[list[Line]]:
+    """Lines of similar length; with padding a batch has at most TOKENS_PER_BATCH tokens."""
+    batch: list[Line] = []
+    for line in sorted(block, key=lambda line: line.tokens):
+        if batch and (len(batch) + 1) * line.tokens > TOKENS_PER_BATCH:
             yield batch
             batch = []
-        batch.append(index)
+        batch.append(line)
     yield batch
 
 
-def _padded_losses(model: LanguageModel, texts: list[list[int]], start: State) -> Tensor:
-    """-log p, (longest, lines) on the CPU; a line longer than a batch is split."""
-    inputs = pad_sequence([torch.tensor(ids[:-1]) for ids in texts])  # (longest, lines)
-    targets = pad_sequence([torch.tensor(ids[1:]) for ids in texts], padding_value=IGNORE_INDEX)
+@torch.no_grad()
+def _log_probs(
+    model: LanguageModel, block: list[Line], start: State
+) -> dict[int, tuple[float, ...]]:
+    """log p of every token of every line, by the number of the line."""
+    found: dict[int, tuple[float, ...]] = {}
+    with evaluating(model), model.layer.cached_labels():
+        for batch in _batches(block):
+            losses = _batch_losses(model, batch, start)
+            for line, column in zip(batch, losses.t().tolist(), strict=True):
+                found[line.number] = tuple(-loss for loss in column[: line.tokens])
+    return found
+
+
+def _batch_losses(model: LanguageModel, batch: list[Line], start: State) -> Tensor:
+    """-log p, (longest, lines) on the CPU; a line that is longer than a batch is read in parts."""
+    inputs = pad_sequence([torch.tensor(line.ids[:-1]) for line in batch])  # (longest, lines)
+    targets = pad_sequence(
+        [torch.tensor(line.ids[1:]) for line in batch], padding_value=IGNORE_INDEX
+    )
     device = next(model.parameters()).device
-    state = expand_state(start, len(texts))
-    rows = max(1, TOKENS_PER_BATCH // len(texts))
+    state = expand_state(start, len(batch))
+    rows = max(1, TOKENS_PER_BATCH // len(batch))
     found = []
     for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
         encoded = model.encoder(part.to(device), state)

@@ -41,6 +41,7 @@ NOT_SET = {
     "vocabulary",  # of label sources
     "source_embedding", "target_embedding", "pad", "init_embeddings",  # of the Transformer
     "lines", "progress",  # of subwords
+    "splits",  # of a parallel corpus
 }  # fmt: skip
 
 

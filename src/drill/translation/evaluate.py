@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from drill.data import PairBatches, Pairs, ParallelText, Subwords
-from drill.data.download import OnProgress
 from drill.data.parallel.moses_words import LANGUAGES
+from drill.files import OnProgress
 from drill.models.translator import Translator
 from drill.training.precision import autocast_to, evaluating, sum_dtype
 from drill.training.state import Score

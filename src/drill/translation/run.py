@@ -3,17 +3,26 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from drill.data import DataError, Filters, Pairs, ParallelText, Subwords, cache_folder, encode_pairs
+from drill.data import (
+    DataError,
+    Filters,
+    Pairs,
+    ParallelText,
+    Subwords,
+    cache_folder,
+    encode_pairs,
+    read_parallel_corpus,
+)
 from drill.data.optional_packages import check_packages
-from drill.data.parallel.corpora import read_parallel_split
 from drill.data.parallel.pairs import KEEP_ALL, pairs_checksum, target_counts
+from drill.data.text.catalog import SPLITS
 from drill.errors import RunFolderError
 from drill.files import read_json
 from drill.models.translator import Translator
@@ -81,8 +90,8 @@ def start_translator(
     if settings.init_from is not None and uses_counts(settings):
         counts = _counts(run if start is None else start, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
-    more: dict[str, Any] = {"pairs": data.checksum, "pairs_of": data.checksums}
-    more["filtered"] = asdict(data.train.report)
+    checksums = {split: pairs_checksum(getattr(data, split)) for split in SPLITS}
+    more: dict[str, Any] = {"pairs_of": checksums, "filtered": data.train.filtered}
     remark = None
     if start is not None:
         tensors, info = read_weights(start, None)
@@ -101,8 +110,9 @@ def start_translator(
         run.write_text(run.target_counts, json.dumps(counts) + "\n")
 
     size = f"{len(data.train):,} pairs, {len(data.subwords):,} subwords"
-    report = data.train.report
-    filtered = None if report.kept == report.pairs else f"filters: {report}"
+    filtered = None
+    if len(data.train) < data.train.filtered["pairs"]:
+        filtered = f"filters: {data.train.describe_filtered()}"
     return Start(task, save, size, (filtered, remark), more)
 
 
@@ -132,7 +142,8 @@ class TranslationRun:
         Returns:
             The text and its ids.
         """
-        text = read_parallel_split(name, **with_text(self.settings, self.folder).data)
+        given = with_text(self.settings, self.folder).data
+        text: ParallelText = getattr(read_parallel_corpus(**given, splits=[name]), name)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
         found = encode_pairs(text, self.subwords, filters, cache_folder())
         recorded = (self.folder.read_environment() or {}).get("pairs_of") or {}

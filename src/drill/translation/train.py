@@ -151,7 +151,7 @@ class TranslationTask(Task):
         self.state = TranslationState(
             **self.initial_state(),
             epoch_size=len(self.pair_batches),
-            data_checksum=data.checksum,
+            data_checksum=data.checksum(),
             average=options.average_checkpoints,
         )
 

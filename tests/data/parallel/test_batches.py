@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drill.data import BEGIN, END, IGNORE_INDEX, PAD, DataError, FilterReport, PairBatches, Pairs
+from drill.data import BEGIN, END, IGNORE_INDEX, PAD, DataError, PairBatches, Pairs
 
 
 def pairs_of(source, target):
@@ -16,7 +16,7 @@ def pairs_of(source, target):
     lengths = np.array([*source, *target], dtype=np.int64)
     ids = np.repeat(np.arange(len(lengths)), lengths) + 3
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return Pairs(ids.astype(np.int32), offsets, FilterReport(len(source)))
+    return Pairs(ids.astype(np.int32), offsets, {"pairs": len(source)})
 
 
 def realistic(count=20_000, seed=0):
@@ -184,17 +184,3 @@ def test_lengths_are_padded_to_a_multiple_and_shapes_repeat():
     half = PairBatches(pairs, 4096, multiple=8, rank=1, size=2)
     assert len(half) * 2 >= len(few)
     assert all(b.source.shape[1] % 8 == 0 for b in half.epoch(1))
-
-
-@pytest.mark.parametrize(
-    ("call", "key"),
-    [
-        (lambda pairs: PairBatches(pairs, 0), "max_tokens"),
-        (lambda pairs: PairBatches(pairs, seed=-1), "seed"),
-        (lambda pairs: PairBatches(pairs, multiple=0), "multiple"),
-        (lambda _: PairBatches(pairs_of([], [])), "no pair"),
-    ],
-)
-def test_wrong_arguments_are_named(call, key):
-    with pytest.raises(DataError, match=f"PairBatches: .*{key}"):
-        call(pairs_of([4], [4]))

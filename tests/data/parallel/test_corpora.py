@@ -120,12 +120,12 @@ def test_targets_are_counted_with_the_end_of_every_line(text):
 
 def test_the_checksum_knows_texts_and_subwords(text):
     subwords = learnt(text.train, 400)
-    same = translation_data(text, subwords).checksum
-    assert translation_data(text, subwords).checksum == same
+    same = translation_data(text, subwords).checksum()
+    assert translation_data(text, subwords).checksum() == same
     other = text._replace(test=text.valid)
     fewer = learnt(text.train, 390)
-    assert len({same, translation_data(other, subwords).checksum,
-                translation_data(text, fewer).checksum}) == 3  # fmt: skip
+    assert len({same, translation_data(other, subwords).checksum(),
+                translation_data(text, fewer).checksum()}) == 3  # fmt: skip
 
 
 def test_pairs_of_your_own_are_read_from_a_folder(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drill.data import DataError, FilterReport, Filters, ParallelText, Subwords
+from drill.data import DataError, Filters, ParallelText, Subwords
 from drill.data import encode_pairs as encode
 from drill.data.parallel.pairs import CHUNK, KEEP_ALL
 from drill.errors import ArgumentError
@@ -13,12 +13,10 @@ from drill.errors import ArgumentError
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 
 SUBWORDS = Subwords.train(["a b c d e f"], size=259)  # bytes: as many ids as characters
-TEXT = ParallelText.from_pairs(
-    [
-        ("abc", "def"), ("", "def"), ("abc", " \t"), ("abc", "def"), ("abc", "fed"), ("a", "d"),
-        ("abc" * 4, "def"), ("abc" * 2, "def"), ("abc" * 7, "def" * 7),
-    ]
-)  # fmt: skip
+TEXT = ParallelText(
+    ["abc", "", "abc", "abc", "abc", "a", "abc" * 4, "abc" * 2, "abc" * 7],
+    ["def", "def", " \t", "def", "fed", "d", "def", "def", "def" * 7],
+)
 FILTERS = Filters(minimum=2, maximum=20, ratio=2.0)
 
 
@@ -32,7 +30,7 @@ def lines(pairs):
 def test_without_filters_every_line_has_its_place():
     pairs = encode(TEXT, SUBWORDS)
     assert lines(pairs) == list(zip(TEXT.source, TEXT.target, strict=True))
-    assert pairs.report == FilterReport(9)
+    assert pairs.describe_filtered() == "9 of 9 pairs kept; dropped: none"
     assert pairs.ids.dtype == np.uint16
     assert [each.tolist() for each in pairs.lengths] == [
         [len(line) for line in TEXT.source],
@@ -43,10 +41,9 @@ def test_without_filters_every_line_has_its_place():
 def test_each_filter_counts_what_it_drops():
     pairs = encode(TEXT, SUBWORDS, FILTERS)
     assert lines(pairs) == [("abc", "def"), ("abc", "fed"), ("abcabc", "def")]
-    expected = FilterReport(9, empty=2, duplicate=1, short=1, long=1, ratio=1)
-    assert pairs.report == expected
-    assert expected.kept == len(pairs) == 3
-    assert str(expected) == (
+    expected = {"pairs": 9, "empty": 2, "duplicate": 1, "short": 1, "long": 1, "ratio": 1}
+    assert pairs.filtered == expected
+    assert pairs.describe_filtered() == (
         "3 of 9 pairs kept; dropped: 2 empty, 1 duplicate, 1 short, 1 long, 1 ratio"
     )
 
@@ -64,12 +61,12 @@ def test_one_filter_alone(filters, kept):
 
 
 def test_duplicates_are_found_across_chunks_and_progress_is_reported():
-    some = ParallelText.from_pairs([(str(i), "x") for i in range(CHUNK)])
+    some = ParallelText([*map(str, range(CHUNK))], ["x"] * CHUNK)
     calls = []
     pairs = encode(
         some + some, SUBWORDS, Filters(ratio=None), progress=lambda *call: calls.append(call)
     )
-    assert pairs.report == FilterReport(2 * CHUNK, duplicate=CHUNK)
+    assert pairs.filtered["duplicate"] == len(pairs) == CHUNK
     assert SUBWORDS.decode(pairs.source(CHUNK - 1)) == str(CHUNK - 1)
     assert calls == [(CHUNK, 2 * CHUNK), (2 * CHUNK, 2 * CHUNK)]
 

@@ -86,10 +86,9 @@ def test_save_and_load_are_inverse(tmp_path_factory, lines):
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ({"words": ["a", EOS, "a"], "counts": [1, 1, 1]}, "'a' is entry 0 and entry 2"),
-        ({"words": ["a", EOS], "counts": [1]}, "2 words need as many counts, not 1"),
-        ({"words": ["a"], "counts": [1]}, "<eos> is missing"),
-        ({"words": ["a b", EOS], "counts": [1, 1]}, "entry 0, 'a b', is no word"),
+        ({"words": ["a", EOS, "a"], "counts": [1, 1, 1]}, "words differ"),
+        ({"words": ["a", EOS], "counts": [1]}, "each has a count"),
+        ({"words": ["a"], "counts": [1]}, "<eos> is one"),
         ({"words": [EOS], "counts": [10**30]}, "vocabulary.json"),
         ({"words": [3], "counts": [1]}, "holds no vocabulary"),
         ({"counts": [1]}, "holds no vocabulary"),
@@ -115,8 +114,6 @@ def test_a_damaged_file_is_named(tmp_path, content, fault):
     [
         (lambda: Vocabulary.over_splits(TRAIN).encode("the cat"), TypeError, "takes lines"),
         (lambda: Vocabulary.over_splits(TRAIN).encode(["the bird"]), DataError, "'bird'"),
-        (lambda: Vocabulary.over_splits(TRAIN).decode([6]), DataError, "id .* 6$"),
-        (lambda: Vocabulary.over_splits(TRAIN).decode([-1]), DataError, "id .* -1$"),
         (lambda: Vocabulary.from_training(TRAIN, 0), DataError, "min_count"),
         (lambda: Vocabulary.from_training(TRAIN, max_vocab_size=2), DataError, "max_vocab_size"),
         (lambda: Vocabulary.over_splits(["a", f"b {EOS}"]), DataError, f"line 2 .*{EOS}"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drill.data.parallel.pairs import Pairs
 from drill.data.subwords import BEGIN, END, PAD
-from drill.errors import DataError, require
+from drill.errors import DataError
 from drill.kernels.loss.checks import IGNORE_INDEX
 
 
@@ -69,15 +69,6 @@ class PairBatches:
         size: int = 1,
         long_alone: bool = False,
     ) -> None:
-        for name, value, least in (
-            ("max_tokens", max_tokens, 1),
-            ("multiple", multiple, 1),
-            ("seed", seed, 0),
-        ):
-            wanted = f"at least {least}"
-            require(value >= least, "PairBatches", name, wanted, value, DataError)
-        if not len(pairs):
-            raise DataError("PairBatches: there is no pair; give a text with lines")
         self.pairs = pairs
         self.seed, self.multiple = seed, multiple
         self.rank, self.size = rank, size

@@ -2,28 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from drill.data.optional_packages import check_packages
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.parallel.synthetic import numbers_and_dates_corpus
-from drill.data.text.catalog import SPLITS, TABLES, data_folders
+from drill.data.text.catalog import PARALLEL_CORPORA, SPLITS, data_folders, find
 from drill.errors import DataError, check_value, nearest
 
 COMPRESSED = ("", ".gz", ".xz")
 GENERATED = "numbers"
-
-
-class Parts(NamedTuple):
-    """The files of a parallel corpus, and where to get them."""
-
-    train: Sequence[str]
-    valid: Sequence[str]
-    test: Sequence[str]
-    origin: str
-
-
-PARALLEL_CORPORA = {name: Parts(**table) for name, table in TABLES["parallel"].items()}
-PARALLEL_NAMES = (*PARALLEL_CORPORA, GENERATED)
+PARALLEL_NAMES = (*PARALLEL_CORPORA,)
 
 
 def read_parallel_corpus(
@@ -32,6 +20,7 @@ def read_parallel_corpus(
     source: str = "en",
     target: str = "de",
     pairs: int | None = None,
+    splits: Sequence[str] = SPLITS,
 ) -> ParallelSplits:
     """Train, valid and test, from a name or from a folder of your own.
 
@@ -42,63 +31,44 @@ def read_parallel_corpus(
         source: source language.
         target: target language.
         pairs: the first so many pairs for training; of "numbers", so many are generated.
+        splits: which to read; the others are empty.
 
     Returns:
         The three splits.
     """
-    if corpus == GENERATED:  # all at once
-        return _generated(source, target, pairs)
-    return ParallelSplits(
-        *(
-            read_parallel_split(split, corpus, source=source, target=target, pairs=pairs)
-            for split in SPLITS
-        )
-    )
+    check_value(pairs is None or pairs >= 1, "data.pairs", "at least 1", pairs, DataError)
+    if corpus == GENERATED:
+        if {source, target} != {"en", "de"}:
+            raise DataError(f"{corpus}: has the languages en and de, not {source} and {target}")
+        made = numbers_and_dates_corpus(20_000 if pairs is None else pairs)
+        swapped = (ParallelText(each.target, each.source) for each in made)
+        return made if source == "en" else ParallelSplits(*swapped)
+    found = dict.fromkeys(SPLITS, ParallelText([], []))
+    for split in splits:
+        for files in _files(split, corpus, source, target):
+            found[split] += ParallelText.from_files(*files)
+    train = found["train"]
+    found["train"] = ParallelText(train.source[:pairs], train.target[:pairs])
+    return ParallelSplits(**found)
 
 
 def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
-    """DataError where ``read_parallel_corpus`` would miss a file; nothing is read."""
-    if corpus != GENERATED:
+    """DataError where ``read_parallel_corpus`` would miss a file or package; nothing is read."""
+    if corpus == GENERATED:
+        check_packages(f"{corpus} needs", *PARALLEL_CORPORA[corpus].packages)
+    else:
         for split in SPLITS:
             _files(split, corpus, source, target)
-
-
-def read_parallel_split(
-    split: str,
-    corpus: str = GENERATED,
-    *,
-    source: str = "en",
-    target: str = "de",
-    pairs: int | None = None,
-) -> ParallelText:
-    """``train``, ``valid`` or ``test`` of ``read_parallel_corpus``, without reading the others."""
-    fits = pairs is None or pairs >= 1
-    check_value(fits, "data.pairs", "at least 1", pairs, DataError)
-    if corpus == GENERATED:
-        return _generated(source, target, pairs)[SPLITS.index(split)]
-    texts = [ParallelText.from_files(*files) for files in _files(split, corpus, source, target)]
-    found = sum(texts[1:], start=texts[0])
-    if split == "train" and pairs is not None:
-        return ParallelText(found.source[:pairs], found.target[:pairs])
-    return found
-
-
-def _generated(source: str, target: str, pairs: int | None) -> ParallelSplits:
-    if (source, target) not in (("en", "de"), ("de", "en")):
-        raise DataError(f"{GENERATED}: has the languages en and de, not {source} and {target}")
-    made = numbers_and_dates_corpus(20_000 if pairs is None else pairs)
-    if source == "en":
-        return made
-    return ParallelSplits(*(ParallelText(each.target, each.source) for each in made))
 
 
 def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
     """Of each part of a split the file of either language."""
     stems: Sequence[str]
-    if corpus in PARALLEL_CORPORA:
-        stems = getattr(PARALLEL_CORPORA[corpus], split)
+    known = PARALLEL_CORPORA.get(corpus)
+    if known is not None:
+        stems, origin = getattr(known, split), f"; get it from {known.origin} or set DRILL_DATA"
     elif Path(corpus).is_dir():
-        stems = [str(Path(corpus).resolve() / split)]
+        stems, origin = [str(Path(corpus).resolve() / split)], ""
     else:
         files = f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
         near = nearest(corpus, PARALLEL_NAMES, otherwise=files)
@@ -107,20 +77,14 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
             f"{corpus!r} is neither a parallel corpus ({names}) nor a folder{near}",
             key="data.corpus",
         )
-    return [
-        (_found(corpus, f"{stem}.{source}"), _found(corpus, f"{stem}.{target}")) for stem in stems
-    ]
 
+    def found(name: str) -> Path:
+        path = find(name, COMPRESSED)
+        if path is None:
+            raise DataError(
+                f"{corpus}: {data_folders()[0] / name} is missing; put it there (.gz and .xz are "
+                f"read too){origin}"
+            )
+        return path
 
-def _found(corpus: str, name: str) -> Path:
-    """The file of this name, packed or not; a name that is no path from the root is looked for."""
-    folders = [Path()] if Path(name).is_absolute() else data_folders()
-    paths = [folder / f"{name}{packed}" for folder in folders for packed in COMPRESSED]
-    for path in paths:
-        if path.is_file():
-            return path
-    known = PARALLEL_CORPORA.get(corpus)
-    origin = "" if known is None else f"; get it from {known.origin} or set DRILL_DATA"
-    raise DataError(
-        f"{corpus}: {paths[0]} is missing; put it there (.gz and .xz are read too){origin}"
-    )
+    return [(found(f"{stem}.{source}"), found(f"{stem}.{target}")) for stem in stems]

@@ -6,8 +6,8 @@ ParallelSplits -> TranslationData: train filtered, valid and test line by line
 
 import json
 import zlib
-from dataclasses import asdict, astuple, dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data.cache import cache_key, cached, load_array
-from drill.data.download import OnProgress
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.subwords import END, Subwords
-from drill.data.text.catalog import SPLITS
 from drill.errors import DataError, require
+from drill.files import OnProgress
 
 CHUNK = 10_000  # pairs that are encoded at once
 
@@ -56,28 +55,6 @@ KEEP_ALL = Filters(minimum=0, maximum=None, ratio=None, deduplicate=False)
 """For texts that are measured: every line has its place."""
 
 
-@dataclass(frozen=True)
-class FilterReport:
-    """How many pairs there were, and how many each filter took; a pair is counted once."""
-
-    pairs: int
-    empty: int = 0
-    duplicate: int = 0
-    short: int = 0
-    long: int = 0
-    ratio: int = 0
-
-    @property
-    def kept(self) -> int:
-        return self.pairs - sum(astuple(self)[1:])
-
-    def __str__(self) -> str:
-        dropped = [f"{count:,} {name}" for name, count in list(asdict(self).items())[1:] if count]
-        return (
-            f"{self.kept:,} of {self.pairs:,} pairs kept; dropped: {', '.join(dropped) or 'none'}"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """P encoded pairs; sentence k is ``ids[offsets[k]:offsets[k + 1]]``.
@@ -87,7 +64,7 @@ class Pairs:
 
     ids: NDArray[Any]  # (N,) uint16, or int32 above 65,536 subwords
     offsets: NDArray[np.int64]  # (2P + 1,)
-    report: FilterReport
+    filtered: Mapping[str, int]  # "pairs" there were, and how many each filter has taken of them
 
     def __len__(self) -> int:
         return len(self.offsets) // 2
@@ -99,6 +76,14 @@ class Pairs:
     def target(self, index: int) -> NDArray[Any]:
         """The ids of a target sentence."""
         return self.source(len(self) + index)
+
+    def describe_filtered(self) -> str:
+        """``2 of 4 pairs kept; dropped: 1 empty, 1 duplicate``."""
+        dropped = [f"{n:,} {name}" for name, n in self.filtered.items() if n and name != "pairs"]
+        return (
+            f"{len(self):,} of {self.filtered['pairs']:,} pairs kept; "
+            f"dropped: {', '.join(dropped) or 'none'}"
+        )
 
     @property
     def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -141,7 +126,7 @@ def _encode(
     text: ParallelText, subwords: Subwords, filters: Filters, progress: OnProgress | None
 ) -> Pairs:
     kind = np.uint16 if len(subwords) <= 2**16 else np.int32
-    report = dict.fromkeys(("empty", "duplicate", "short", "long", "ratio"), 0)
+    filtered = {"pairs": len(text), "empty": 0, "duplicate": 0, "short": 0, "long": 0, "ratio": 0}
     seen: set[tuple[str, str]] = set()
     sides: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
     counts: tuple[list[int], list[int]] = ([], [])
@@ -150,9 +135,9 @@ def _encode(
         part = slice(start, start + CHUNK)
         for pair in zip(text.source[part], text.target[part], strict=True):
             if filters.minimum > 0 and not (pair[0].strip() and pair[1].strip()):
-                report["empty"] += 1
+                filtered["empty"] += 1
             elif filters.deduplicate and pair in seen:
-                report["duplicate"] += 1
+                filtered["duplicate"] += 1
             else:
                 chunk.append(pair)
                 if filters.deduplicate:
@@ -164,7 +149,7 @@ def _encode(
             if fault is None:
                 passed.append(index)
             else:
-                report[fault] += 1
+                filtered[fault] += 1
         for side in (0, 1):
             sentences = [encoded[side][index] for index in passed]
             counts[side].extend(map(len, sentences))
@@ -174,10 +159,12 @@ def _encode(
     offsets = np.zeros(2 * len(counts[0]) + 1, dtype=np.int64)
     np.cumsum([*counts[0], *counts[1]], out=offsets[1:])
     ids = np.concatenate([np.empty(0, dtype=kind), *sides[0], *sides[1]])
-    found = FilterReport(len(text), **report)
-    if len(text) and not found.kept:
-        raise DataError(f"no pair is left to train on ({found}); widen the filters")
-    return Pairs(ids, offsets, found)
+    found = Pairs(ids, offsets, filtered)
+    if len(text) and not len(found):
+        raise DataError(
+            f"no pair is left to train on ({found.describe_filtered()}); widen the filters"
+        )
+    return found
 
 
 def _length_fault(source: int, target: int, filters: Filters) -> str | None:
@@ -192,15 +179,14 @@ def _length_fault(source: int, target: int, filters: Filters) -> str | None:
 
 
 def _load(entry: Path) -> Pairs:
-    report = json.loads((entry / "report.json").read_bytes())
     ids, offsets = (load_array(entry / f"{name}.npy") for name in ("ids", "offsets"))
-    return Pairs(ids, offsets, FilterReport(**report))
+    return Pairs(ids, offsets, json.loads((entry / "report.json").read_bytes()))
 
 
 def _save(pairs: Pairs, entry: Path) -> None:
     np.save(entry / "ids.npy", pairs.ids)
     np.save(entry / "offsets.npy", pairs.offsets)
-    (entry / "report.json").write_text(json.dumps(asdict(pairs.report)))
+    (entry / "report.json").write_text(json.dumps(pairs.filtered))
 
 
 # -- the splits of a corpus -----------------------------------------------------------------------
@@ -217,16 +203,10 @@ class TranslationData:
     test: Pairs
     language: str = "de"  # of the targets
 
-    @cached_property
     def checksum(self) -> int:
         """Equal where the same ids are trained and evaluated on."""
         found = pairs_checksum(self.valid, pairs_checksum(self.train))
         return pairs_checksum(self.test, found)
-
-    @cached_property
-    def checksums(self) -> dict[str, int]:
-        """Of each split, so that one can be known without the others."""
-        return {split: pairs_checksum(getattr(self, split)) for split in SPLITS}
 
 
 def target_counts(pairs: Pairs, labels: int) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """Two texts that are line by line translations of each other, read so that lines stay in step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,8 +29,11 @@ class ParallelText:
 
     @classmethod
     def from_files(cls, source: Path | str, target: Path | str) -> "ParallelText":
-        """Two files of UTF-8 with as many lines, plain or packed with gzip or xz."""
-        texts = read_lines(Path(source)), read_lines(Path(target))
+        """Two files of UTF-8 with as many lines, plain or packed with gzip or xz.
+
+        Only ``\\n`` and ``\\r\\n`` end a line: a lone ``\\r`` or U+2028 inside one breaks nothing.
+        """
+        texts = [lines_of(read_text(Path(path))) for path in (source, target)]
         counts = [len(lines) for lines in texts]
         if counts[0] != counts[1]:
             raise DataError(
@@ -40,12 +43,6 @@ class ParallelText:
         if counts[0] == 0:
             raise DataError(f"{source} and {target} hold no line; give files with one pair a line")
         return cls(*texts)
-
-    @classmethod
-    def from_pairs(cls, pairs: Iterable[tuple[str, str]]) -> "ParallelText":
-        """Both sides from pairs (source, target) of lines."""
-        both = list(pairs)
-        return cls([source for source, _ in both], [target for _, target in both])
 
     def __len__(self) -> int:
         return len(self.source)
@@ -60,11 +57,3 @@ class ParallelSplits(NamedTuple):
     train: ParallelText
     valid: ParallelText
     test: ParallelText
-
-
-def read_lines(path: Path) -> list[str]:
-    """Lines of a text, plain, gzip or xz; only ``\\n`` and ``\\r\\n`` end a line.
-
-    Line i has to stay line i, so a lone ``\\r`` or U+2028 inside a line breaks nothing.
-    """
-    return lines_of(read_text(path))

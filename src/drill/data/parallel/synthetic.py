@@ -186,7 +186,9 @@ def numbers_and_dates_corpus(
             found[split].append(pair)
         elif all(len(found[each]) == wanted[each] for each in SPLITS):
             break
-    return ParallelSplits(*(ParallelText.from_pairs(found[split]) for split in SPLITS))
+    return ParallelSplits(
+        *(ParallelText(*map(list, zip(*found[split], strict=True))) for split in SPLITS)
+    )
 
 
 def _drawn(seed: int) -> Iterator[tuple[str, Pair]]:

@@ -44,14 +44,14 @@ def batchify(ids: NDArray[Any], batch_size: int, name: str = "batch_size") -> Te
         (rows, batch_size) with rows = N // batch_size; tokens left over at the end are dropped.
     """
     require(batch_size >= 1, "batchify", name, "at least 1", batch_size, DataError)
-    require(ids.ndim == 1, "batchify", "ids", "one stream (N,)", ids.shape, DataError)
     rows = len(ids) // batch_size
     if rows < 2:
         raise DataError(
             f"{len(ids):,} tokens at batch size {batch_size:,} give {rows} rows, and each row "
             f"needs a next one as target; set a smaller {name} or use a longer text"
         )
-    stream = ids[: rows * batch_size].astype(np.int64)  # a copy: a memory map stays untouched
+    # a copy: a memory map stays untouched
+    stream = ids[: rows * batch_size].astype(np.int64, casting="same_kind")
     return torch.from_numpy(stream).view(batch_size, rows).t().contiguous()
 
 
@@ -101,11 +101,6 @@ class SequenceLengths:
     """
 
     def __init__(self, seed: int, bptt: int, cap: int | None = None) -> None:
-        seeds = "in 0 to 2**32 - 1"
-        require(0 <= seed < 2**32, "SequenceLengths", "seed", seeds, seed, DataError)
-        require(bptt >= 1, "SequenceLengths", "bptt", "at least 1", bptt, DataError)
-        capped = cap is None or cap >= 1
-        require(capped, "SequenceLengths", "cap", "at least 1", cap, DataError)
         self.bptt = bptt
         self.cap = cap
         self._random = np.random.RandomState(seed)
@@ -171,9 +166,4 @@ def evaluation_segments(rows: int, bptt: int = 70) -> Iterator[Segment]:
         An iterator over segments.
     """
     require(bptt >= 1, "evaluation_segments", "bptt", "at least 1", bptt, DataError)
-    if rows < 2:
-        raise DataError(
-            f"evaluation_segments: {rows} rows hold no target; take a smaller batch or a longer "
-            "text"
-        )
     return (Segment(start, min(bptt, rows - 1 - start), bptt) for start in range(0, rows - 1, bptt))

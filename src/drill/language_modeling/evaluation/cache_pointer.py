@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments, inputs_and_targets
-from drill.data.download import OnProgress
 from drill.errors import check_value
+from drill.files import OnProgress
 from drill.language_modeling.evaluation.grid_search import Cell, GridSearch
 from drill.language_modeling.evaluation.perplexity import Perplexity, Text, check_nan, single_stream
 from drill.models.language_model import LanguageModel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from drill.data.download import OnProgress
+from drill.files import OnProgress
 from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify, predictions
 from drill.models.language_model import LanguageModel
 
@@ -81,19 +81,14 @@ def calibration(
         Reliability bins, and the expected calibration error as ``ece``.
     """
     data = check_and_batchify("calibration", model, ids, batch_size)
-    total = data[1:].numel()
     # tokens, summed confidence, right ones; MPS has no float64
     sums = torch.zeros(3, BINS, dtype=torch.float64)
-    done = 0
-    for log_probs, targets in predictions(model, data, bptt, autocast):
+    for log_probs, targets in predictions(model, data, bptt, autocast, progress):
         best = log_probs.max(-1)
         p = best.values.cpu().double().exp()
         right = (best.indices == targets).cpu().double()
         index = (p * BINS).long().clamp(max=BINS - 1)
         sums.index_add_(1, index, torch.stack([torch.ones_like(p), p, right]))
-        done += len(targets)
-        if progress is not None:
-            progress(done, total)
     return Calibration(
         tuple(
             ReliabilityBin(n / BINS, (n + 1) / BINS, int(tokens), p / tokens, right / tokens)

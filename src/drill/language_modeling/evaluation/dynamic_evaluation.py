@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from drill.data import evaluation_segments
-from drill.data.download import OnProgress
 from drill.errors import check_value
+from drill.files import OnProgress
 from drill.kernels.runtime.stalls import check_stall
 from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
@@ -48,7 +48,6 @@ def dynamic_perplexity(
     eps: float = 2e-5,
     segment_length: int = 5,
     limit: int | None = None,
-    cuda_graphs: bool = True,
     progress: OnProgress | None = None,
 ) -> Perplexity:
     """The perplexity of a text, read as one stream by a model that adapts to it.
@@ -65,7 +64,6 @@ def dynamic_perplexity(
         eps: bounds the steps of parameters that rarely have a gradient.
         segment_length: tokens between two steps; scale lr and decay with it.
         limit: predict the first ``limit`` tokens only.
-        cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
         progress: called with the tokens done and all there are.
 
     Returns:
@@ -89,7 +87,7 @@ def dynamic_perplexity(
         torch._foreach_lerp_(parameters, start, decays)
         torch._foreach_addcmul_(parameters, grads, lrs, value=-1.0)
 
-    read_and_adapt = GradientReader(model, parameters, data, adapt, cuda_graphs=cuda_graphs)
+    read_and_adapt = GradientReader(model, parameters, data, adapt)
     try:
         with model.without_dropout(), torch.enable_grad():
             for number, segment in enumerate(segments, start=1):
@@ -121,7 +119,6 @@ def dynamic_search(
     eps: float = 2e-5,
     segment_length: int = 5,
     limit: int | None = 30_000,
-    cuda_graphs: bool = True,
     file: Path | str | None = None,
     progress: OnProgress | None = None,
 ) -> GridSearch:
@@ -131,7 +128,7 @@ def dynamic_search(
         result = dynamic_perplexity(model, test, statistics, **best.settings)
 
     Args:
-        model: as of ``dynamic_perplexity``, and so are eps, segment_length and cuda_graphs.
+        model: as of ``dynamic_perplexity``, and so are eps and segment_length.
         ids: the validation text, (N,).
         statistics: from ``gradient_statistics`` of the same weights.
         lrs: by default the grid that AWD-LSTM was tuned with, times segment_length / 5.
@@ -139,7 +136,6 @@ def dynamic_search(
         eps: bounds the steps of parameters that rarely have a gradient.
         segment_length: tokens between two steps.
         limit: predict the first ``limit`` tokens only.
-        cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
         progress: called with the tokens done and all there are.
         file: finished cells are saved here, and a restart continues. A cell is identified by
             weights, text, statistics, settings and precision.
@@ -166,7 +162,6 @@ def dynamic_search(
         statistics,
         eps=eps,
         segment_length=segment_length,
-        cuda_graphs=cuda_graphs,
     )
     return run_grid(points, evaluate, key=key, tokens=len(data) - 1, file=file, progress=progress)
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from drill.data import EOS, UNK, DataError, SubwordVocabulary, Vocabulary
+from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.data.text.catalog import CORPORA
 from drill.training.progress import perplexity_of
 
@@ -130,12 +130,13 @@ def vocabulary_bands(
 
 
 def default_edges(vocabulary: Vocabulary) -> Sequence[int]:
-    return SUBWORD_EDGES if isinstance(vocabulary, SubwordVocabulary) else EDGES
+    return SUBWORD_EDGES if vocabulary.unit == "subwords" else EDGES
 
 
 def excluded_words(vocabulary: Vocabulary, corpus: str) -> tuple[str, ...]:
     """``<eos>``, and ``<unk>`` unless a closed corpus has it as a word: as the paper's figure."""
-    return (EOS, UNK) if corpus not in CORPORA and UNK in vocabulary else (EOS,)
+    closed = corpus in CORPORA and CORPORA[corpus].closed
+    return (EOS, UNK) if not closed and UNK in vocabulary else (EOS,)
 
 
 def compare_bands(
@@ -211,9 +212,6 @@ def _by_word(
             f"{len(nll)} losses and {len(ids)} targets do not match; the first token of a text is "
             "no target"
         )
-    known = np.concatenate([ids, np.array([*exclude], dtype=np.int64)])
-    if len(known) and not 0 <= known.min() <= known.max() < len(seen):
-        raise DataError(f"ids {known.min()} to {known.max()}, counts of 0 to {len(seen) - 1}")
     tokens = np.bincount(ids, minlength=len(seen))
     loss = np.bincount(ids, weights=nll, minlength=len(seen)).astype(np.float64)
     occur = tokens > 0

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from drill.data import DataError, Segment, evaluation_segments
-from drill.data.download import OnProgress
-from drill.files import atomic_write
+from drill.files import OnProgress, atomic_write
 from drill.kernels.runtime.stalls import check_stall
 from drill.language_modeling.evaluation.perplexity import Text, check_and_batchify
 from drill.models.encoder import map_state
@@ -99,7 +98,6 @@ def gradient_statistics(
     *,
     batch_size: int = BATCH_SIZE,
     segment_length: int = 5,
-    cuda_graphs: bool = True,
     progress: OnProgress | None = None,
     file: Path | str | None = None,
 ) -> Statistics:
@@ -112,7 +110,6 @@ def gradient_statistics(
         ids: the training text, (N,).
         batch_size: streams that the text is cut into.
         segment_length: tokens of a segment.
-        cuda_graphs: replay CUDA graphs on a GPU if the layer allows it.
         file: saved here, and loaded from here if weights, text, batch size, segment length and
             precision are the same.
         progress: called with the tokens done and all there are.
@@ -134,7 +131,7 @@ def gradient_statistics(
     def add(_: Tensor, grads: list[Tensor], length: int) -> None:
         torch._foreach_addcmul_(squares, grads, grads)
 
-    read = GradientReader(model, list(parameters.values()), data, add, cuda_graphs=cuda_graphs)
+    read = GradientReader(model, list(parameters.values()), data, add)
     with model.without_dropout(), torch.enable_grad():
         for segment in segments:
             read(segment)
@@ -196,7 +193,9 @@ class GradientReader:
         self.ids = data.new_empty((0, data.shape[1]))
         self.graphs: GraphCapture | None = None
         if cuda_graphs and model.layer.static_shapes and data.is_cuda:
-            self.graphs = GraphCapture(data.device, instead="pass cuda_graphs=False")
+            self.graphs = GraphCapture(
+                data.device, instead="set static_shapes = False in the layer"
+            )
         self.cache: GraphCache[Callable[[], None]] = GraphCache(model)
 
     def __call__(self, segment: Segment) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drill.data import DataError
-from drill.data.download import OnProgress
-from drill.files import atomic_write, read_bytes
+from drill.files import OnProgress, atomic_write, read_bytes
 from drill.language_modeling.evaluation.perplexity import Perplexity
 
 GridPoint = Mapping[str, float]

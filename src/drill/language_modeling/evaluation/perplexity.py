@@ -4,6 +4,12 @@
 
 At batch size B the text is B streams of R tokens, with M = (R - 1) B predicted: nothing predicts
 the first token of a stream.
+
+perplexity, token_losses    of a text; methods of a run call them with the settings of training
+evaluate_tokens             both at once, for training and `drill evaluate`
+predictions                 probabilities of all labels, for calibration and held-out words
+hidden_states               the loop of all three: segment after segment
+check_and_batchify and on   what every evaluation of a text checks
 """
 
 import math
@@ -17,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drill.data import DataError, batchify, evaluation_segments, inputs_and_targets
-from drill.data.download import OnProgress
+from drill.files import OnProgress
 from drill.kernels.runtime.stalls import check_stall
 from drill.models.language_model import LanguageModel
 from drill.training.precision import autocast_to, evaluating
@@ -123,13 +129,7 @@ def token_losses(
         1 the loss of ``ids[i]`` is entry i - 1.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "bptt": bptt, "autocast": autocast}
-    return reading_order(
-        evaluate_tokens(model, ids, **options, progress=progress, name="token_losses")[1]
-    )
-
-
-def reading_order(losses: Tensor) -> Tensor:
-    """(rows, B) -> (rows * B,), stream after stream, on the CPU."""
+    losses = evaluate_tokens(model, ids, **options, progress=progress, name="token_losses")[1]
     return losses.t().flatten().cpu()
 
 
@@ -147,51 +147,61 @@ def evaluate_tokens(
 ) -> tuple[Perplexity, Tensor, Tensor]:
     """The ``perplexity``, -log p of every predicted token and these tokens, (rows - 1, B)."""
     data = check_and_batchify(name, model, ids, batch_size)
-    rows, batch = data.shape
     found: list[Tensor] = []
-    waiting: list[Tensor] = []  # hidden states whose losses are not computed yet
-    done, scored = 0, 0
+    done = 0
     with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
-        for output in hidden_states(model, data, bptt):
-            waiting.append(output)
-            done += len(output)
-            if (done - scored) * batch < TOKENS_PER_LOSS and done < rows - 1:
-                continue
-            hidden = torch.cat(waiting)  # (done - scored, B, d_h)
-            targets = data[scored + 1 : done + 1]
+        for hidden, targets in hidden_states(model, data, bptt, TOKENS_PER_LOSS):
             found.append(model.layer.nll(hidden, targets, reduction="none", check=False))
-            waiting, scored = [], done
+            done += targets.numel()
             if progress is not None:
-                progress(done * batch, (rows - 1) * batch)
+                progress(done, data[1:].numel())
     losses = torch.cat(found)
     check_nan(name, losses)
     nll = losses.sum(dtype=torch.float64).item()
     found_bytes = predicted_bytes(data, token_bytes)
-    return Perplexity(nll, losses.numel(), batch, found_bytes), losses, data[1:]
-
-
-def hidden_states(model: LanguageModel, data: Tensor, bptt: int) -> Iterator[Tensor]:
-    """(length, B, d_h) of one segment of ``data`` (rows, B) after another, the state carried."""
-    state = model.initial_state(data.shape[1])
-    for segment in evaluation_segments(data.shape[0], bptt):
-        encoded = model.encoder(inputs_and_targets(data, segment)[0], state)
-        state = encoded.state
-        yield encoded.output
+    return Perplexity(nll, losses.numel(), data.shape[1], found_bytes), losses, data[1:]
 
 
 @torch.no_grad()
 def predictions(
-    model: LanguageModel, data: Tensor, bptt: int, autocast: torch.dtype | None
+    model: LanguageModel,
+    data: Tensor,  # (rows, B)
+    bptt: int,
+    autocast: torch.dtype | None,
+    progress: OnProgress | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """log p (M, V) of all labels for some of the predicted tokens of ``data``, and these (M,)."""
+    """log p (M, V) of all labels for some of the predicted tokens, and these (M,)."""
     done = 0
     with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
-        for hidden in hidden_states(model, data, bptt):
-            targets = data[done + 1 : done + 1 + len(hidden)].flatten()
-            done += len(hidden)
+        for hidden, targets in hidden_states(model, data, bptt):
             states = hidden.flatten(0, 1).split(TOKENS_PER_PREDICTION)
-            for part, wanted in zip(states, targets.split(TOKENS_PER_PREDICTION), strict=True):
-                yield model.layer.log_probs(part), wanted
+            wanted = targets.flatten().split(TOKENS_PER_PREDICTION)
+            for some, of_these in zip(states, wanted, strict=True):
+                yield model.layer.log_probs(some), of_these
+                done += len(of_these)
+                if progress is not None:
+                    progress(done, data[1:].numel())
+
+
+def hidden_states(
+    model: LanguageModel, data: Tensor, bptt: int, at_least: int = 1
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Hidden states (n, B, d_h) of ``data`` (rows, B) and their targets (n, B), the state carried.
+
+    They are of a segment of ``bptt`` rows, or of several with ``at_least`` so many tokens.
+    """
+    rows, batch = data.shape
+    state = model.initial_state(batch)
+    outputs: list[Tensor] = []
+    first = 0
+    for segment in evaluation_segments(rows, bptt):
+        encoded = model.encoder(inputs_and_targets(data, segment)[0], state)
+        state = encoded.state
+        outputs.append(encoded.output)
+        end = segment.start + segment.length
+        if (end - first) * batch >= at_least or end == rows - 1:
+            yield torch.cat(outputs), data[first + 1 : end + 1]
+            outputs, first = [], end
 
 
 def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | None:
@@ -205,16 +215,12 @@ def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | Non
 def check_and_batchify(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
     """Ids (rows, B), int64, on the model's device; DataError unless all ids are labels."""
     numbers = ids.cpu().numpy() if isinstance(ids, Tensor) else ids
-    if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu":
-        raise DataError(f"{name}: ids must be an array or a tensor of integers")
-    if numbers.ndim not in (1, 2):
-        raise DataError(f"{name}: ids must have shape (N,) or (rows, batch), got {numbers.shape}")
     if numbers.ndim == 1:
         data = batchify(numbers, batch_size)
     else:
-        data = torch.from_numpy(numbers.astype("int64"))
+        data = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
     labels = model.layer.vocabulary_size
-    for extreme in (int(data.min()), int(data.max())) if data.numel() else ():
+    for extreme in (int(data.min()), int(data.max())):
         if not 0 <= extreme < labels:
             raise DataError(
                 f"{name}: id {extreme} is none of the model's {labels} labels; encode the text "

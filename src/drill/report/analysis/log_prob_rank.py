@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from drill.data.download import OnProgress
+from drill.files import OnProgress
 from drill.language_modeling.evaluation import perplexity
 from drill.layers.base import MatrixLayer
 from drill.models.language_model import LanguageModel
@@ -62,7 +62,7 @@ def log_prob_rank(
     gram = torch.zeros(V, V, dtype=torch.float64, device=data.device)
     done = 0
     with evaluating(model), layer.cached_labels():
-        for hidden in perplexity.hidden_states(model, data, bptt):
+        for hidden, _ in perplexity.hidden_states(model, data, bptt):
             for part in hidden.flatten(0, 1).double().split(CHUNK):
                 A = layer.log_probs(part)  # (CHUNK, V)
                 gram.addmm_(A.t(), A)

@@ -20,7 +20,7 @@ from drill.language_modeling.evaluation.frequency_bands import default_edges, fr
 from drill.language_modeling.generation import generate
 from drill.language_modeling.new_words import new_words_blocker
 from drill.language_modeling.run import LanguageModelRun
-from drill.language_modeling.scoring import line_start, read_as_unknown, score
+from drill.language_modeling.scoring import line_start, score
 from drill.layers import LabelSource
 from drill.models.encoder import State
 from drill.report.analysis.label_vectors import label_vectors, nearest_labels
@@ -129,7 +129,7 @@ class LanguageModelPlayer(Player):
         return [self.vocabulary.ids[EOS], *self.vocabulary.encode(lines)[:-1].tolist()]
 
     def unknown(self, text: str) -> list[str]:
-        return list(dict.fromkeys(read_as_unknown(self.vocabulary, text)))[:TOP]
+        return list(dict.fromkeys(self.vocabulary.unknown_words(text)))[:TOP]
 
     def sample(self, text: str, **options: Any) -> Iterator[str]:
         return generate(self.run.model, self.vocabulary, prompt=text, start=self.start, **options)
