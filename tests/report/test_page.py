@@ -16,13 +16,11 @@ from drill.report.page.figures import (
     COLOURS,
     DASHES,
     Curve,
-    assign_styles,
     best_so_far,
+    css_classes,
     mean_and_range,
-    run_styles,
     time_figure,
 )
-from drill.report.results.runs import read_runs
 from tests.report.folders import of_weights, perplexities, text_bands, write_evaluations, write_run
 from tests.report.page_reader import Page, figures
 
@@ -92,7 +90,7 @@ def test_a_page_has_what_the_runs_have(tmp_path, ledger, runs, words):
         "Results", "Learning curves", "Time to a perplexity", "Rare and frequent words", "Samples",
         "Ledgers", "Settings and environment",
     ]  # fmt: skip
-    assert (len(figures(text)), len(figures(text, "bars"))) == (4, 2)
+    assert (len(figures(text)), len(figures(text, "bars"))) == (2, 2)
     assert ("h1", "Three runs") in page.said
     for shown in (
         "3 runs, 1 ledger, written 2026-11-15 09:30 UTC",
@@ -164,26 +162,16 @@ def test_runs_on_different_texts_have_their_own_plots(tmp_path, runs):
     assert [said for tag, said in page.said if tag == "h3"] == ["ptb", "wikitext-2"] * 2
 
 
-def test_a_ledger_has_a_curve_with_a_band_for_each_recipe(tmp_path, ledger, runs):
-    for run in [*runs, write_run(tmp_path / "short", valid=[300.0])]:
-        record(run, ledger)
-    text, _ = written(tmp_path, [], ledgers=[ledger])
-    assert len(figures(text)) == 2  # by epoch and by time
-    for heads, *rows in figures(text):
-        assert heads[3:] == ["lowest", "highest"]
-        assert {row[0]: row[3] != "" for row in rows} == {"ptb-tied": False, "ptb-drill-4": True}
-
-
 def test_the_same_input_gives_the_same_bytes(tmp_path, runs, words):
     first = write_report(runs, tmp_path / "a.html", now=NOW, texts=[words]).read_bytes()
     assert write_report(runs, tmp_path / "b.html", now=NOW, texts=[words]).read_bytes() == first
 
 
-def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
-    found = run_styles(read_runs(runs), ["drill-1", "elsewhere"])
-    assert found == {"tied": "c0 d0", "drill-1": "c1 d0", "drill-2": "c1 d1", "elsewhere": "c2 d0"}
-    many = assign_styles([[f"{n}{m}" for m in range(3)] for n in range(COLOURS * DASHES // 3)])
-    assert len(set(many.values())) == COLOURS * DASHES  # no two look alike
+def test_a_name_has_a_colour_and_then_a_dash():
+    names = [f"{n}" for n in range(COLOURS * DASHES)]
+    found = css_classes(["a", "b", "a", *names])
+    assert (found["a"], found["b"], found["4"]) == ("c0 d0", "c1 d0", "c0 d1")
+    assert len(set(css_classes(names).values())) == len(names)  # no two look alike
 
 
 def test_the_best_so_far_never_rises():
@@ -205,7 +193,7 @@ def test_mean_and_range_of_curves():
 def test_a_fast_seed_keeps_its_lowest_until_the_slowest_ends():
     fast, slow = [(10.0, 90.0), (20.0, 50.0)], [(10.0, 90.0), (40.0, 60.0)]
     curves = {"both": [Curve([], fast), Curve([], slow)], "one": [Curve([], fast)]}
-    figure = time_figure(curves, assign_styles([name] for name in curves))
+    figure = time_figure(curves, css_classes(curves))
     rows = [row for row in figure.rows if row[0] == "both"]
     assert rows[-1] == ["both", "40", "55", "50", "60"]
     assert figure.rows[-1][:3] == ["one", "20", "50"]

@@ -12,7 +12,7 @@ import pytest
 from drill.language_modeling.evaluation.calibration import Calibration, ReliabilityBin
 from drill.report import write_report
 from drill.report.analysis.label_vectors import NormBand
-from drill.report.page.figures import Curve, assign_styles, epochs_figure
+from drill.report.page.figures import Curve, css_classes, epochs_figure
 from drill.report.page.page import Section, write_page
 from tests.report.folders import perplexities, text_bands, write_run
 
@@ -152,7 +152,7 @@ def test_a_curve_is_read_zoomed_compared_and_downloaded(open_page, address):
 )
 def test_odd_values_and_names_are_drawn(open_page, tmp_path, points):
     curves = {ODD: [Curve(points, [])], "other": [Curve([(9.0, 55.0)], [])]}
-    figure = epochs_figure(curves, assign_styles([name] for name in curves))
+    figure = epochs_figure(curves, css_classes(curves))
     sections = [Section("curves", "Curves", [("figure", figure)])]
     page = open_page(write_page(tmp_path / "odd.html", "Odd", "", sections).as_uri())
     assert page.locator("svg.plot g.line").count() == 2

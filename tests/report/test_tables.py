@@ -13,8 +13,6 @@ from drill.report.tables import number_format
 from drill.report.tables.markup import Table, markdown_text
 from drill.report.tables.result_tables import (
     evaluations_table,
-    group_labels,
-    grouped,
     runs_table,
 )
 from drill.training.settings import recipe
@@ -60,18 +58,6 @@ def test_the_papers_figures_are_of_the_same_model(tmp_path):
     test, _, gap, _ = row("ptb-tied", valid=[61.53], test=None)
     assert (test, gap) == (None, "+0.8")  # validation alone
     assert row("my-own")[1:] == (None, None, [])
-
-
-def test_seeds_of_one_recipe_are_one_group(tmp_path):
-    folders = [write_run(tmp_path / f"tied-{seed}", seed=seed, valid=[60.0]) for seed in (1, 2, 3)]
-    folders += [write_run(tmp_path / "dual", recipe="ptb-dual", layer="dual", valid=[55.0])]
-    groups = grouped(read_runs(folders))
-    assert [len(group) for group in groups.values()] == [3, 1]
-    assert [*group_labels(groups).values()] == ["ptb-tied", "ptb-dual"]
-    changed = write_run(tmp_path / "changed", valid=[60.0], options="dropout = 0.9\n")
-    labels = group_labels(grouped(read_runs([folders[0], changed]))).values()
-    assert len(set(labels)) == 2  # other settings
-    assert all(label.startswith("ptb-tied, settings ") for label in labels)
 
 
 def test_evaluations_table_has_the_papers_figures(tmp_path):

@@ -14,8 +14,7 @@ import numpy as np
 from drill.language_modeling.evaluation.calibration import Calibration
 from drill.language_modeling.evaluation.frequency_bands import CountRange
 from drill.report.results.ledger import Row
-from drill.report.results.runs import RunSummary
-from drill.report.tables.result_tables import Result, grouped
+from drill.report.tables.result_tables import Result
 
 COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of plots.css
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
@@ -105,34 +104,12 @@ def best_so_far(values: Iterable[tuple[float | None, float | None]]) -> list[Poi
 # -- colours --------------------------------------------------------------------------------------
 
 
-def css_classes(colour: int, dash: int) -> str:
-    return f"c{colour % COLOURS} d{dash % DASHES}"
-
-
-def assign_styles(groups: Iterable[Sequence[str]]) -> dict[str, str]:
-    """CSS classes: a colour for each group of names and a dash for each name in it.
-
-    No two names look alike while there are unused colours and dashes.
-    """
-    found: dict[str, str] = {}
-    used = [0] * COLOURS
-    for number, group in enumerate(groups):
-        for name in group:
-            colour = number % COLOURS
-            if used[colour] >= DASHES:
-                colour = used.index(min(used))
-            found[name] = css_classes(colour, used[colour])
-            used[colour] += 1
-    return found
-
-
-def run_styles(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, str]:
-    """A colour per recipe, a dash per seed; then other names."""
-    groups = [[run.name for run in group] for group in grouped(runs).values()]
-    names = {run.name for run in runs}
-    return assign_styles(
-        [*groups, *([name] for name in dict.fromkeys(others) if name not in names)]
-    )
+def css_classes(names: Iterable[str]) -> dict[str, str]:
+    """A colour and a dash for each name; the first ``COLOURS`` have lines without dashes."""
+    return {
+        name: f"c{n % COLOURS} d{n // COLOURS % DASHES}"
+        for n, name in enumerate(dict.fromkeys(names))
+    }
 
 
 # -- curves ---------------------------------------------------------------------------------------

@@ -14,19 +14,16 @@ import jinja2
 from drill.data.text.corpora import WORDS
 from drill.errors import ReportError
 from drill.files import atomic_write
-from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page import figures
 from drill.report.page.figures import Curve
 from drill.report.results import ledger
-from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import read_starts
 from drill.report.results.runs import RunSummary, read_runs, setting_text
 from drill.report.tables import band_tables, result_tables
 from drill.report.tables.band_tables import TextBands
 from drill.report.tables.markup import Table, markdown_text
-from drill.report.tables.result_tables import Result, T, grouped
-from drill.training.settings import flatten, recipe
+from drill.training.settings import flatten
 
 ADAPTED = "Dynamic evaluation and cache"
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
@@ -72,7 +69,9 @@ def write_report(
     found = read_runs(runs)
     rows = [(str(path), ledger.read(path)) for path in ledgers]
     samples = samples or {}
-    look = figures.run_styles(found, [*(name for text in texts for name in text.models), *samples])
+    look = figures.css_classes(
+        [*(run.name for run in found), *(name for text in texts for name in text.models), *samples]
+    )
     remarks = [each for run in found for each in run.remarks]
     trained = [*by_corpus([run for run in found if run.curve]).items()]
     several = [run for run in found if sum(each.epochs_done > 0 for each in run.validations) > 1]
@@ -249,18 +248,7 @@ def _accuracy(runs: Sequence[RunSummary]) -> Iterator[Block]:
 
 
 def _ledgers(ledgers: Sequence[tuple[str, Sequence[ledger.Row]]]) -> Iterator[Block]:
-    """The seeds of a recipe are one curve with a band; one epoch is no curve."""
     for path, rows in ledgers:
-        if len(ledgers) > 1:
-            yield "heading", path
-        for corpus, results in by_corpus([row for row in rows if row.curve[1:]]).items():
-            groups = grouped(results)
-            labels = result_tables.group_labels(groups)
-            curves = {labels[key]: [Curve.of(row) for row in groups[key]] for key in groups}
-            look = figures.assign_styles([name] for name in curves)
-            yield "heading", corpus or "unknown corpus"
-            yield "figure", figures.epochs_figure(curves, look)
-            yield "figure", figures.time_figure(curves, look)
         if rows:
             yield "table", (path, result_tables.runs_table(rows))
         if any(row.evaluations for row in rows):
@@ -300,23 +288,17 @@ def settings_table(runs: Sequence[RunSummary]) -> Table:
     )
 
 
-def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:
-    """Results by corpus, since perplexities of different texts or tokens do not compare."""
-    groups: dict[str, list[T]] = {}
-    for each in results:
+def by_corpus(runs: Sequence[RunSummary]) -> dict[str, list[RunSummary]]:
+    """Runs by corpus, since perplexities of different texts or tokens do not compare."""
+    groups: dict[str, list[RunSummary]] = {}
+    for each in runs:
         groups.setdefault(corpus_of(each), []).append(each)
     return groups
 
 
-def corpus_of(result: Result) -> str:
-    """The corpus, and of language models of subwords their tokenizer: with it perplexities differ.
-
-    From the settings; older rows of a ledger have none, so from the recipe of their name.
-    """
-    data = result.settings.get("data")
-    name = (result.recipe or "").removesuffix(FINETUNED)
-    if not result.settings and name in recipe_names():
-        data = recipe(name).data
+def corpus_of(run: RunSummary) -> str:
+    """The corpus, and of models of subwords their tokenizer: perplexities differ with it."""
+    data = run.settings.get("data")
     if not isinstance(data, Mapping):
         return ""
     corpus, tokenizer = str(data.get("corpus") or ""), data.get("tokenizer", WORDS)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drill.report.page.figures import Curve, Figure, assign_styles, epochs_figure, time_figure
+from drill.report.page.figures import Curve, Figure, css_classes, epochs_figure, time_figure
 from drill.report.page.page import Block, Section, check_replaceable, write_page
 from drill.report.study.plan import TRAINING
 from drill.report.study.states import States
@@ -43,7 +43,7 @@ def stage_figures(states: States, stage: str) -> list[Figure]:
         return []
     results = results_by_row(states, stage)
     curves = {name: [*map(Curve.of, group.values())] for name, group in results.items()}
-    look = assign_styles([name] for name in results)
+    look = css_classes(results)
     found = [time_figure(curves, look)]
     if any(each.epochs > 1 for group in results.values() for each in group.values()):
         found.append(epochs_figure(curves, look))

@@ -1,8 +1,7 @@
 """Tables of runs and of ledgers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import mean
-from typing import TypeVar
 
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE, Evaluation, last_pair
 from drill.report.results.ledger import Row
@@ -13,7 +12,6 @@ from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table
 
 Result = RunSummary | Row
-T = TypeVar("T", RunSummary, Row, Result)
 
 GAP_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's, ours divided by all "
@@ -104,28 +102,6 @@ def recipe_changes(results: Iterable[Result]) -> list[str]:
         if each.changes:
             names.setdefault(tuple(each.changes), {})[each.name] = None
     return [f"{', '.join(runs)}: {'; '.join(changes)}" for changes, runs in names.items()]
-
-
-def grouped(results: Sequence[T]) -> dict[tuple[str | None, str], list[T]]:
-    """Runs of one recipe with the same settings, whatever the seed; in order of appearance."""
-    groups: dict[tuple[str | None, str], list[T]] = {}
-    for each in results:
-        settings = each.name if each.recipe is None else each.settings_digest
-        groups.setdefault((each.recipe, settings), []).append(each)
-    return groups
-
-
-def group_labels(
-    groups: Mapping[tuple[str | None, str], Sequence[Result]],
-) -> dict[tuple[str | None, str], str]:
-    """A name for each of ``grouped``: the recipe, with its settings where several have it."""
-    recipes = [recipe for recipe, _ in groups]
-    labels = {}
-    for (recipe, settings), group in groups.items():
-        label = group[0].name if recipe is None else recipe
-        changed = recipe is not None and recipes.count(recipe) > 1
-        labels[recipe, settings] = f"{label}, settings {settings[:6]}" if changed else label
-    return labels
 
 
 def _score(each: Result, key: str) -> float | None:
