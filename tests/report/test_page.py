@@ -207,7 +207,7 @@ def test_one_epoch_is_a_dot_and_no_time_to_a_perplexity(tmp_path, runs):
     short = write_run(tmp_path / "short", valid=[300.0], test=290.0)
     text, page = written(tmp_path, [short])
     assert "1 run, written" in page.text
-    assert [rows[1:] for rows in figures(text)] == [[["short", "1", "300", "1"]]]
+    assert [rows[1:] for rows in figures(text)] == [[["short", "1", "300"]]]
     assert 'id="time"' not in text
     text, _ = written(tmp_path, [*runs, short])
     assert len(figures(text)) == 2

@@ -136,7 +136,7 @@ def test_a_curve_is_read_zoomed_compared_and_downloaded(open_page, address):
         figure.get_by_role("link", name="Data as CSV").click()
     assert download.value.suggested_filename == "validation-perplexity-by-epoch.csv"
     rows = list(csv.reader(io.StringIO(download.value.path().read_text())))
-    assert rows[0] == ["run", "epoch", "validation perplexity", "averaged"]
+    assert rows[0] == ["run", "epoch", "validation perplexity"]
     assert len(rows) == 81
 
 
