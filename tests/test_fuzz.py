@@ -174,7 +174,7 @@ def odd_arguments(place: Path, drawn: random.Random) -> Iterator[tuple[str, list
         "cache": ("--lambda", "--theta", "--window", "--chunk"),
         "dynamic": ("--lr", "--decay", "--segment-length", "--limit"),
         "train": ("--name", "--runs", "--device", "--set"),
-        "report": ("-o", "--title", "--samples"),
+        "report": ("-o", "--title", "--ledger"),
         "settings": ("--set",),
         "data": ("--min-count", "--source"),
     }
