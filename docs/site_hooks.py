@@ -28,13 +28,6 @@ LOG = logging.getLogger("mkdocs.hooks")  # --strict stops at warnings
 ROOT = Path(__file__).parents[1]
 PLOTS = ROOT / "src/drill/report/page"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
-CHANGED = re.compile(r"Changed from the recipe:\n((?:\n?- .*)+)")
-COLLAPSED = r"""<details markdown="1"><summary>Changed from the recipe</summary>
-
-\1
-
-</details>
-"""
 NO_SEARCH = "---\nsearch: { exclude: true }\n---\n\n"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")  # of the navigation
 
@@ -57,7 +50,7 @@ def curves_page() -> Iterator[str]:
         if ledger.exists():
             states = States(read_plan(plan), ledger, None)
             text = report(states).replace(r"\<", "&lt;")  # Python-Markdown has no such escape
-            yield CHANGED.sub(COLLAPSED, text)
+            yield text
             for figure in (each for stage in TRAINING for each in stage_figures(states, stage)):
                 yield f'<div class="curves">{figure.html()}</div>\n'
 

@@ -15,7 +15,6 @@ from drill.report.tables.result_tables import (
     evaluations_table,
     runs_table,
 )
-from drill.training.settings import recipe
 from tests.report.folders import of_weights, write_evaluations, write_run
 
 ADAPTED_PAPER = ("51.6 / 51.1", "+0.4 / +0.4")
@@ -128,20 +127,6 @@ def test_a_ledger_as_a_table(tmp_path):
     assert wanted == {key: row[key] for key in wanted}
     assert not {"list", "table"} & row.keys()
     assert row["recorded"].startswith("20")
-
-
-def test_tables_note_changes_to_the_recipe(tmp_path):
-    for seed in (1, 2):
-        run = write_run(tmp_path / f"seed-{seed}", seed=seed)
-        changed = recipe("ptb-tied", ["optimizer.lr=20.0", f"training.seed={seed}"])
-        (run / "recipe.toml").write_text(changed.to_toml())
-    plain = write_run(tmp_path / "plain")
-    (plain / "recipe.toml").write_text(recipe("ptb-tied").to_toml())
-    folders = [tmp_path / "seed-1", tmp_path / "seed-2", plain]
-    rows = [ledger.record(folder, tmp_path / "l.jsonl") for folder in folders]
-    for table in (runs_table(read_runs(folders)), runs_table(rows)):
-        assert table.changes == ["seed-1, seed-2: optimizer.lr: 30.0 -> 20.0"]
-        assert "Changed from the recipe:\n\n- seed-1" in table.markdown()
 
 
 # -- numbers and text ----------------------------------------------------------------------------

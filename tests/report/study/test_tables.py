@@ -25,6 +25,10 @@ GOLDEN = """\
 | b | 3 | 59.00 ± 0.00 | 57.00 ± 0.00 | -2.00 (-4.48 to +0.48) | 0.074 | -2.00 (-4.48 to +0.48) | 0.074 | 2.0 | 2.0 |
 
 n: seeds; ± is the standard error of the mean. Differences to the baseline are paired by seed, with a 95% confidence interval and the p-value of a two-sided paired t-test. Device: a GPU. Commit: abc1234.
+
+Settings of the plan:
+
+- b: layer.depth=1
 """  # noqa: E501
 
 
@@ -145,13 +149,13 @@ def test_a_page_has_the_tables_and_curves_over_seeds(workspace):
     assert ["a", "2", "61"] in [row[:3] for row in time]
 
 
-def test_changes_are_from_the_recipe_as_it_is_now(workspace):
-    def changes() -> str:
-        return reported(workspace, text).split("Changed from the recipe:")[1]
-
-    text = PLAN.replace("tiny.toml", "demo-drill")
-    assert "- b: layer.depth: 2 -> 1" in (before := changes())
-    rows = [json.loads(line) for line in workspace.ledger.read_text().splitlines()]
-    stale = [row | {"changes": ["encoder.layers: 9 -> 2"]} for row in rows]  # of another day
-    workspace.ledger.write_text("".join(json.dumps(row) + "\n" for row in stale))
-    assert changes() == before
+def test_the_settings_of_the_plan_are_below_the_table(workspace):
+    plan = 'set = ["training.epochs=2"]' + PLAN
+    text = reported(workspace, plan)
+    assert text.endswith(
+        "Settings of the plan:\n\n- all rows: training.epochs=2\n- b: layer.depth=1\n"
+    )
+    page = write_study_page(
+        States(workspace.plan(plan), workspace.ledger, None), Path("study.html")
+    )
+    assert "<li>b: layer.depth=1</li>" in page.read_text()

@@ -7,7 +7,14 @@ from drill.report.page.figures import Curve, Figure, css_classes, epochs_figure,
 from drill.report.page.page import Block, Section, check_replaceable, write_page
 from drill.report.study.plan import TRAINING
 from drill.report.study.states import States
-from drill.report.study.tables import frequency_table, not_counted, results_by_row, stage_table
+from drill.report.study.tables import (
+    PLAN_SETTINGS,
+    frequency_table,
+    not_counted,
+    plan_settings,
+    results_by_row,
+    stage_table,
+)
 
 
 def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:
@@ -32,6 +39,9 @@ def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -
 
 def _stage(states: States, stage: str, time_to: Sequence[float]) -> Iterator[Block]:
     yield "table", (f"Results of {stage}", stage_table(states, stage, time_to))
+    if settings := plan_settings(states.plan, stage):
+        yield "text", PLAN_SETTINGS
+        yield "list", settings
     if (bands := frequency_table(states, stage)) is not None:
         yield "table", ("Loss by training count", bands)
     yield from (("figure", figure) for figure in stage_figures(states, stage))

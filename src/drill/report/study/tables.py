@@ -1,7 +1,6 @@
 """Tables of a study: its status, and its results."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import mean
 
 from drill.language_modeling.evaluation.frequency_bands import Band
@@ -9,8 +8,7 @@ from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import as_finite, known
-from drill.report.results.runs import recipe_changes
-from drill.report.study.plan import BLEU, FINETUNE, TRAINING, WORDS, Job, PlanRow
+from drill.report.study.plan import BLEU, FINETUNE, TRAIN, TRAINING, WORDS, Job, Plan, PlanRow
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
 from drill.report.tables import number_format as numbers
@@ -33,6 +31,7 @@ WORDS_KEYS = {
     "rank": "rank",
     MASS: "mass",
 }
+PLAN_SETTINGS = "Settings of the plan:"
 DASH = "-"  # unknown from one seed
 MEAN_NOTE = "n: seeds; ± is the standard error of the mean."
 DIFFERENCE_NOTE = (
@@ -59,6 +58,8 @@ def report(states: States, time_to: Sequence[float] = ()) -> str:
     parts = [f"## {markdown_text(states.plan.name)}\n"]
     for stage in states.plan.stages:
         parts += [f"### {stage}\n", stage_table(states, stage, time_to).markdown()]
+        if settings := plan_settings(states.plan, stage):
+            parts += [PLAN_SETTINGS, "", *(f"- {markdown_text(each)}" for each in settings), ""]
         if (bands := frequency_table(states, stage)) is not None:
             parts += [f"### {stage}: loss by training count\n", bands.markdown()]
     if rest := [*not_counted(states)]:
@@ -97,12 +98,21 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     for key in ("device", "commit"):
         values = dict.fromkeys(getattr(each, key) or "unknown" for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
-    # By the recipe of today: it may have changed between two runs, whose settings are what counts.
-    trained = [
-        replace(each, name=name, changes=recipe_changes(each.settings))
-        for name, each in (results if stage in TRAINING else [])
-    ]
-    return Table.of(rows, notes, result_tables.recipe_changes(trained))
+    return Table.of(rows, notes)
+
+
+def plan_settings(plan: Plan, stage: str) -> list[str]:
+    """What the plan sets for a training stage: for all rows, then for each.
+
+    A result belongs to a row by its settings, so these are what it was trained with.
+    """
+    rows = [row for row in plan.rows if stage in TRAINING and stage in row.stages]
+    changes = {row.name: row.set if stage == TRAIN else row.finetune_set for row in rows}
+    first = next(iter(changes.values()), ())
+    shared = [each for each in first if all(each in own for own in changes.values())]
+    lines = {"all rows": shared}
+    lines |= {name: [each for each in own if each not in shared] for name, own in changes.items()}
+    return [f"{name}: {'; '.join(own)}" for name, own in lines.items() if own]
 
 
 def frequency_table(states: States, stage: str) -> Table | None:

@@ -33,8 +33,6 @@ TEXTS |= {"training count", "evaluation", "settings"}
 TEXTS |= {"label", "nearest in E", "nearest in g_out(E)"}
 """Headings of columns of text; the others are aligned to the right."""
 
-CHANGES = "Changed from the recipe:"
-
 Cell = tuple[str, str]  # (heading, text); all rows of a table have the same headings
 
 
@@ -45,12 +43,9 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()  # sentences below
-    changes: Sequence[str] = ()  # of runs from their recipes, a list below; a page collapses it
 
     @classmethod
-    def of(
-        cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = (), changes: Iterable[str] = ()
-    ) -> "Table":
+    def of(cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = ()) -> "Table":
         """A table without its empty columns."""
         first = rows[0] if rows else ()
         used = [n for n in range(len(first)) if n == 0 or any(row[n][1] for row in rows)]
@@ -58,7 +53,6 @@ class Table:
             [first[n][0] for n in used],
             [[row[n][1] for n in used] for row in rows],
             list(notes),
-            list(changes),
         )
 
     @property
@@ -72,6 +66,4 @@ class Table:
         lines = markdown_table(texts, align)
         if self.notes:
             lines += ["", " ".join(map(markdown_text, self.notes))]
-        if self.changes:
-            lines += ["", CHANGES, "", *(f"- {markdown_text(each)}" for each in self.changes)]
         return "\n".join(lines) + "\n"

@@ -67,7 +67,7 @@ def runs_table(results: Sequence[Result]) -> Table:
         if isinstance(each, Row):
             time = each.recorded[:16].replace("T", " ")
             cells += [("commit", each.commit or ""), ("recorded", time), ("note", each.note)]
-    return Table.of(rows, paper_notes(rows), recipe_changes(results))
+    return Table.of(rows, paper_notes(rows))
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
@@ -93,15 +93,6 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                 ]
             )
     return Table.of(rows, paper_notes(rows, DYNAMIC_AND_CACHE_NOTE))
-
-
-def recipe_changes(results: Iterable[Result]) -> list[str]:
-    """A line for all runs with the same changes of their recipes."""
-    names: dict[tuple[str, ...], dict[str, None]] = {}
-    for each in results:
-        if each.changes:
-            names.setdefault(tuple(each.changes), {})[each.name] = None
-    return [f"{', '.join(runs)}: {'; '.join(changes)}" for changes, runs in names.items()]
 
 
 def _score(each: Result, key: str) -> float | None:
