@@ -21,14 +21,13 @@ from drill.report.results.paper import PAPER
 from drill.report.study.plan import read_plan
 from drill.report.study.states import States
 from drill.report.study.tables import (
-    PLAN_SETTINGS,
     difference_cells,
     plan_settings,
     results_by_row,
     stage_scores,
     stage_table,
 )
-from drill.report.tables.markup import markdown_table, markdown_text
+from drill.report.tables.markup import markdown_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -344,7 +343,7 @@ def study_table(name: str) -> Iterator[str]:
         yield from [f"**{stage}**", ""] if len(states.plan.stages) > 1 else []
         yield from stage_table(states, stage).markdown().splitlines()
         if settings := plan_settings(states.plan, stage):
-            yield from ["", PLAN_SETTINGS, "", *(f"- {markdown_text(each)}" for each in settings)]
+            yield from ["", f"{settings.caption}:", "", *settings.markdown().splitlines()]
         yield from [""] if stage != states.plan.stages[-1] else []
 
 

@@ -21,6 +21,7 @@ from drill.report.page.figures import (
     mean_and_range,
     time_figure,
 )
+from drill.report.tables.markup import markdown_text
 from tests.report.folders import of_weights, perplexities, text_bands, write_evaluations, write_run
 from tests.report.page_reader import Page, figures
 
@@ -237,7 +238,7 @@ def test_hostile_words_stay_words(tmp_path, ledger, text):
         tmp_path, [run], ledgers=[ledger], texts=texts, samples={text: [text]}, title=text
     )
     _, plain = written(tmp_path, [write_run(tmp_path / "plain", valid=[90.0, 80.0])])
-    allowed = {tag for tag, _ in plain.elements} | {"rect", "tspan", "blockquote", "h3"}
+    allowed = {tag for tag, _ in plain.elements} | {"rect", "tspan", "ul", "li", "h3"}
     assert {tag for tag, _ in page.elements} <= allowed
     shown = text.replace("\ud800", "?")
     assert ("h1", shown) in page.said
@@ -252,13 +253,17 @@ def test_markdown_has_the_tables(ledger, runs):
     record(runs[0], ledger)
     write_evaluations(runs[2], [{"kind": "cache", "split": "test", "perplexity": 53.75}])
     text = markdown(runs, [ledger])
-    titles = [line for line in text.splitlines() if line.startswith("## ")]
-    assert titles[0] == "## Runs"
-    assert titles[1].endswith("runs.jsonl")
-    assert titles[2] == "## Warnings"
+    titles = [line for line in text.splitlines() if line.startswith("#")]
+    assert titles == [
+        "## Results",
+        "## Ledgers",
+        f"### {markdown_text(ledger)}",
+        "## Settings and environment",  # those that differ
+        "## Warnings",
+    ]
     assert "| drill-2 | deep-residual 4 |" in text
     assert "evaluations.jsonl: left out 1 of other weights" in text
-    assert markdown([], [ledger]).startswith(titles[1])
+    assert markdown([], [ledger]).startswith("## Ledgers")
 
 
 def test_evaluations_and_starts_are_shown(tmp_path, ledger, runs):

@@ -153,7 +153,7 @@ def test_a_curve_is_read_zoomed_compared_and_downloaded(open_page, address):
 def test_odd_values_and_names_are_drawn(open_page, tmp_path, points):
     curves = {ODD: [Curve(points, [])], "other": [Curve([(9.0, 55.0)], [])]}
     figure = epochs_figure(curves, css_classes(curves))
-    sections = [Section("curves", "Curves", [("figure", figure)])]
+    sections = [Section("curves", "Curves", [figure])]
     page = open_page(write_page(tmp_path / "odd.html", "Odd", "", sections).as_uri())
     assert page.locator("svg.plot g.line").count() == 2
     for label in ("log x", "log y"):

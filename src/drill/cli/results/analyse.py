@@ -1,6 +1,6 @@
 """`drill analyse`: loss by frequency, calibration, label vectors, rank."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +41,9 @@ def analyse(
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
+    from drill.report.page.figures import css_classes
+    from drill.report.page.page import Section, as_markdown, text_sections
     from drill.report.results.runs import distinct_names
-    from drill.report.tables import band_tables
     from drill.report.tables.markup import Table
     from drill.training.run.folder import json_row
 
@@ -55,17 +56,9 @@ def analyse(
     for name, run in loaded.items():
         found.add(name, run)
     if not as_json:
-        for text in found.texts:
-            losses = band_tables.bands_table(text)
-            for table in (
-                replace(losses, notes=[*losses.notes, STREAMS]),
-                band_tables.changes_table(text),
-                band_tables.calibration_table(text.calibration),
-                band_tables.norms_table(text.norms),
-                band_tables.nearest_table(text.nearest),
-            ):
-                if table.rows:
-                    echo(table.markdown())
+        named = [(", ".join(text.models), text) for text in found.texts]
+        echo(as_markdown(text_sections(named, css_classes(names.values()))))
+        echo(f"{STREAMS}\n")
     ranks: dict[str, LogProbRank] = {}
     if not no_rank:
         for name, run in loaded.items():
@@ -111,4 +104,4 @@ def analyse(
             "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the "
             "released code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
         )
-        echo(Table.of(rows, [remark]).markdown())
+        echo(as_markdown([Section("rank", "Rank", [Table.of(rows, [remark])])]))

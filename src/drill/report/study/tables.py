@@ -13,7 +13,7 @@ from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stag
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
 from drill.report.tables import number_format as numbers
 from drill.report.tables import result_tables
-from drill.report.tables.markup import Cell, Table, markdown_text
+from drill.report.tables.markup import Cell, Listing, Table
 from drill.report.tables.result_tables import BITS, DYNAMIC_AND_CACHE_NOTE, GAP_NOTE
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
@@ -31,7 +31,6 @@ WORDS_KEYS = {
     "rank": "rank",
     MASS: "mass",
 }
-PLAN_SETTINGS = "Settings of the plan:"
 DASH = "-"  # unknown from one seed
 MEAN_NOTE = "n: seeds; ± is the standard error of the mean."
 DIFFERENCE_NOTE = (
@@ -43,28 +42,6 @@ Metric = Callable[[Row], float | None]
 
 
 # -- results -------------------------------------------------------------------------------------
-
-
-def report(states: States, time_to: Sequence[float] = ()) -> str:
-    """The study in Markdown, from the ledger alone.
-
-    Args:
-        states: of the study.
-        time_to: validation perplexities; a column for each says how long runs took to reach it.
-
-    Returns:
-        A table for each stage, and what is not in the tables.
-    """
-    parts = [f"## {markdown_text(states.plan.name)}\n"]
-    for stage in states.plan.stages:
-        parts += [f"### {stage}\n", stage_table(states, stage, time_to).markdown()]
-        if settings := plan_settings(states.plan, stage):
-            parts += [PLAN_SETTINGS, "", *(f"- {markdown_text(each)}" for each in settings), ""]
-        if (bands := frequency_table(states, stage)) is not None:
-            parts += [f"### {stage}: loss by training count\n", bands.markdown()]
-    if rest := [*not_counted(states)]:
-        parts += ["### Not in the tables\n", "".join(f"- {markdown_text(each)}\n" for each in rest)]
-    return "\n".join(parts)
 
 
 def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Table:
@@ -98,10 +75,10 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     for key in ("device", "commit"):
         values = dict.fromkeys(getattr(each, key) or "unknown" for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
-    return Table.of(rows, notes)
+    return Table.of(rows, notes, f"Results of {stage}")
 
 
-def plan_settings(plan: Plan, stage: str) -> list[str]:
+def plan_settings(plan: Plan, stage: str) -> Listing:
     """What the plan sets for a training stage: for all rows, then for each.
 
     A result belongs to a row by its settings, so these are what it was trained with.
@@ -112,11 +89,15 @@ def plan_settings(plan: Plan, stage: str) -> list[str]:
     shared = [each for each in first if all(each in own for own in changes.values())]
     lines = {"all rows": shared}
     lines |= {name: [each for each in own if each not in shared] for name, own in changes.items()}
-    return [f"{name}: {'; '.join(own)}" for name, own in lines.items() if own]
+    items = [f"{name}: {'; '.join(own)}" for name, own in lines.items() if own]
+    return Listing(items, "Settings of the plan")
 
 
-def frequency_table(states: States, stage: str) -> Table | None:
-    """Mean test loss of the labels of each band, and its difference to the baseline."""
+def frequency_table(states: States, stage: str) -> Table:
+    """Mean test loss of the labels of each band, and its difference to the baseline.
+
+    Without rows where the results have no bands.
+    """
     baseline, found = states.plan.baseline or "", results_by_row(states, stage)
     results = [each for group in found.values() for each in group.values()]
     bands = _bands(results[0]) if results and stage in TRAINING else {}
@@ -136,7 +117,7 @@ def frequency_table(states: States, stage: str) -> Table | None:
             mean_loss = _mean_cell(map(metric, by_seed.values()), BAND)
             cells += [(band.label, mean_loss), (f"{band.label} - {baseline}", difference)]
         rows.append(cells)
-    return Table.of(rows, [BAND_NOTE, MEAN_NOTE]) if bands else None
+    return Table.of(rows, [BAND_NOTE, MEAN_NOTE], "Loss by training count")
 
 
 def _bands(row: Row) -> dict[int | None, Band]:

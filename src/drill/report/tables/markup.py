@@ -43,9 +43,12 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()  # sentences below
+    caption: str = ""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = ()) -> "Table":
+    def of(
+        cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = (), caption: str = ""
+    ) -> "Table":
         """A table without its empty columns."""
         first = rows[0] if rows else ()
         used = [n for n in range(len(first)) if n == 0 or any(row[n][1] for row in rows)]
@@ -53,7 +56,11 @@ class Table:
             [first[n][0] for n in used],
             [[row[n][1] for n in used] for row in rows],
             list(notes),
+            caption,
         )
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @property
     def kinds(self) -> list[str]:
@@ -67,3 +74,17 @@ class Table:
         if self.notes:
             lines += ["", " ".join(map(markdown_text, self.notes))]
         return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Items below each other."""
+
+    items: Sequence[str]
+    caption: str = ""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def markdown(self) -> str:
+        return "".join(f"- {markdown_text(each)}\n" for each in self.items)

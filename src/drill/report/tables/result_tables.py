@@ -21,6 +21,7 @@ DYNAMIC_AND_CACHE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
     "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
+ADAPTED_NOTE = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
 TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
     "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
@@ -67,7 +68,7 @@ def runs_table(results: Sequence[Result]) -> Table:
         if isinstance(each, Row):
             time = each.recorded[:16].replace("T", " ")
             cells += [("commit", each.commit or ""), ("recorded", time), ("note", each.note)]
-    return Table.of(rows, paper_notes(rows))
+    return Table.of(rows, paper_notes(rows), "Every run")
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
@@ -92,7 +93,8 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                     *dynamic_or_cache_cells(each.recipe, kind, [pair]),
                 ]
             )
-    return Table.of(rows, paper_notes(rows, DYNAMIC_AND_CACHE_NOTE))
+    notes = [ADAPTED_NOTE, *paper_notes(rows, DYNAMIC_AND_CACHE_NOTE)]
+    return Table.of(rows, notes, "Perplexity of dynamic evaluation and the cache")
 
 
 def _score(each: Result, key: str) -> float | None:
