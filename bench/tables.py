@@ -1,4 +1,4 @@
-"""Renew every table of README.md and docs/ that is made from results/, and measured.json.
+"""Renew every table of README.md and docs/ that is made from results/.
 
 With a ledger, print what it says about translators instead: BLEU, F1 by frequency, losses.
 """
@@ -405,13 +405,11 @@ def pages() -> dict[Path, str]:
         begin, name, end = table.groups()
         return begin + "\n".join([*(tables.get(name) or study_table(name)), end])
 
-    times = ledger.recipe_times(runs, rows)
     found = {
         "docs/results.md": "\n".join([*results_page("Results on an H200", rows, runs), ""]),
         "docs/results-cpu.md": "\n".join(
             [*results_page("Results on a CPU", read_rows("cpu.jsonl")), ""]
         ),
-        "src/drill/recipes/measured.json": json.dumps(times, indent=2) + "\n",
     }
     for page in ("README.md", "docs/figures.md"):
         found[page] = MARKED.sub(renewed, (ROOT / page).read_text())

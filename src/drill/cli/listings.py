@@ -6,7 +6,6 @@ import os
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
@@ -16,7 +15,7 @@ from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import plain_table
-from drill.recipes.reader import describe, layer_name, measured, read, recipe_names
+from drill.recipes.reader import describe, read, recipe_names
 
 if TYPE_CHECKING:
     from drill.training.settings import Settings
@@ -30,51 +29,35 @@ CORPUS_DEVICES: Mapping[str, str] = {"bible": CPU, "numbers": CPU, **dict.fromke
 """What the recipes of a corpus need; those for any machine come first."""
 
 
-def recipes(as_json: options.Json = False) -> None:
+def recipes() -> None:
     """List the recipes that come with the package.
 
-    By corpus: name, length and output layer. --json adds training times where they were measured.
+    By corpus: name, length and output layer.
     """
-    found = [_listed(name) for name in recipe_names()]
-    if as_json:
-        echo(json.dumps(found, indent=2))
-        return
-    names = max(len(each["name"]) for each in found)
-    lengths = max(len(_length(each)) for each in found)
+    found = {name: read(name) for name in recipe_names()}  # as written: defaults would import torch
+    lengths = {name: _length(each["training"]) for name, each in found.items()}
+    columns = [max(map(len, column)) for column in (found, lengths.values())]
     for corpus, device in CORPUS_DEVICES.items():
-        of_corpus = [each for each in found if each["corpus"] == corpus]
-        task = "translators" if of_corpus[0]["task"] == "translation" else "language models"
+        of_corpus = [name for name, each in found.items() if each["data"]["corpus"] == corpus]
+        translates = found[of_corpus[0]].get("task") == "translation"
+        task = "translators" if translates else "language models"
         echo(f"{corpus}: {task}, {'any CPU' if device == CPU else 'NVIDIA GPU'}")
-        for each in of_corpus:
-            start = f"  {each['name']:{names}}  {_length(each):{lengths}}  "
+        for name in of_corpus:
+            start = f"  {name:{columns[0]}}  {lengths[name]:{columns[1]}}  "
             indent = " " * len(start)
-            echo(textwrap.fill(start + each["about"], WIDTH, subsequent_indent=indent))
+            echo(textwrap.fill(start + describe(name), WIDTH, subsequent_indent=indent))
         echo()
     echo("Train one with `drill train RECIPE`; `drill settings RECIPE` lists its settings.")
 
 
-def _listed(name: str) -> dict[str, Any]:
-    tables = read(name)  # as written: reading the defaults would import torch
-    training, timed = tables["training"], measured().get(name)
-    return {
-        "name": name,
-        "about": describe(name),
-        "task": tables.get("task", "language-model"),
-        "corpus": tables["data"]["corpus"],
-        "layer": layer_name(tables["layer"]),
-        "device": CORPUS_DEVICES[tables["data"]["corpus"]],
-        **{key: training.get(key) for key in ("epochs", "max_steps", "max_minutes")},
-        "measured": None if timed is None else asdict(timed),
-    }
-
-
-def _length(each: dict[str, Any]) -> str:
+def _length(training: Mapping[str, Any]) -> str:
     """The minutes or steps that end training before its epochs, or these."""
-    if each["max_minutes"] is not None:
-        return f"{each['max_minutes']:g} minutes"
-    if each["max_steps"] is not None:
-        return f"{each['max_steps']:,} steps"
-    return f"{each['epochs']:,} epoch{'' if each['epochs'] == 1 else 's'}"
+    if (minutes := training.get("max_minutes")) is not None:
+        return f"{minutes:g} minutes"
+    if (steps := training.get("max_steps")) is not None:
+        return f"{steps:,} steps"
+    epochs = training["epochs"]
+    return f"{epochs:,} epoch{'' if epochs == 1 else 's'}"
 
 
 # -- drill settings -------------------------------------------------------------------------------
