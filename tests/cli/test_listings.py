@@ -1,12 +1,12 @@
 """`drill recipes`, `drill settings` and the counts of `drill data`."""
 
 import itertools
-import json
+import re
 from pathlib import Path
 
 import pytest
 
-from drill.cli.listings import _length, _rows, descriptions
+from drill.cli.listings import _length, descriptions, setting_rows
 from drill.layers import LAYERS
 from drill.recipes import reader
 from drill.recipes.reader import read, recipe_names
@@ -35,18 +35,21 @@ def test_recipes_state_the_length_that_is_listed(name):
 
 
 @pytest.mark.parametrize("name", ["ptb-mos-drill", "mt-demo", "tiny.toml", "runs/tiny"])
-def test_settings_lists_every_setting(run_cli, cli_output, name):
-    out = cli_output("settings", name, "--json", "--set", "training.epochs=7")
-    rows = {row["key"]: row for row in json.loads(out)}
+def test_settings_is_a_recipe(cli_output, workspace, name):
+    out = cli_output("settings", name, "--set", "training.epochs=7")
+    (workspace / "printed.toml").write_text(out)
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
-    flat = flatten(recipe(path, ["training.epochs=7"]).tables())
-    assert flat.keys() == rows.keys()
-    assert all(row["value"] == flat[key] for key, row in rows.items())
-    assert rows["training.epochs"]["value"] == 7
-    assert all(row["type"] for row in rows.values())
-    assert "reference" in rows["encoder.impl"]["type"]
-    code, out, _ = run_cli("settings", name)
-    assert (code, len(out.splitlines())) == (0, len(rows) + 1)
+    wanted = recipe(path, ["training.epochs=7"])
+    assert recipe("printed.toml").tables() == wanted.tables()
+    remarks = [line.partition("  # ")[2] for line in out.splitlines() if " = " in line]
+    assert sum(map(bool, remarks)) == len(flatten(wanted.tables()))
+    assert any(each.startswith("number of epochs [an integer]") for each in remarks)
+
+
+def test_settings_show_a_default_that_is_changed(cli_output):
+    out = cli_output("settings", "demo-drill")
+    assert re.search(r"^depth = 2 +# number of label maps \[an integer\]; default 4$", out, re.M)
+    assert re.search(r"^residual = true +# .* \[true or false\]$", out, re.M)
 
 
 def test_every_setting_has_a_description_and_none_is_left_over():
@@ -57,7 +60,7 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     changes += [["optimizer.name=adamw", "optimizer.schedule=inverse-sqrt"]]
     recipes = ("demo-tied", "gpt-demo", "ptb-rhn-tied", "mt-demo-tied")
     for name, each in itertools.product(recipes, changes):
-        for row in _rows(recipe(name, each)):
+        for row in setting_rows(recipe(name, each)):
             assert row.description, row.key
             described.add(row.key.replace(".inner.", "."))
     known = {f"{table}.{key}" for table, keys in descriptions().items() for key in keys}
@@ -65,9 +68,9 @@ def test_every_setting_has_a_description_and_none_is_left_over():
 
 
 def test_settings_shows_the_choices_of_a_layer():
-    kinds = {row.key: row.type for row in _rows(recipe("demo-drill"))}
-    assert not [key for key, kind in kinds.items() if key.startswith("layer.") and "str" in kind]
-    assert kinds["layer.gate"] == "none | frequency"
+    kinds = {row.key: row.kind for row in setting_rows(recipe("demo-drill"))}
+    assert not [key for key, kind in kinds.items() if key.startswith("layer.") and "string" in kind]
+    assert kinds["layer.gate"] == "one of none, frequency"
 
 
 def test_data_counts_a_corpus(cli_output):

@@ -1,14 +1,13 @@
 """`drill recipes`, `drill settings` and `drill layers`: what can be trained, changed and chosen."""
 
 import inspect
-import json
 import os
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from rich.console import Console
 from typer import Argument, Option, echo
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 # -- drill recipes --------------------------------------------------------------------------------
 
 WIDTH = 100
+VALUES = 32  # width of `key = value`, before a comment
 CPU, GPU = "cpu", "cuda"
 ON_GPUS = ("elife", "ptb", "wikitext-2", "multi30k", "europarl", "wmt14")
 CORPUS_DEVICES: Mapping[str, str] = {"bible": CPU, "numbers": CPU, **dict.fromkeys(ON_GPUS, GPU)}
@@ -63,14 +63,11 @@ def _length(training: Mapping[str, Any]) -> str:
 # -- drill settings -------------------------------------------------------------------------------
 
 
-LONGEST = 40  # characters of a cell; a longer one, such as a path, moves its own line alone
-
-
 class Setting(NamedTuple):
     key: str
     value: Any
-    default: Any
-    type: str
+    default: Any  # None too where there is none
+    kind: str
     description: str
 
 
@@ -84,13 +81,12 @@ def settings(
         ),
     ],
     change: options.Set = None,
-    as_json: options.Json = False,
 ) -> None:
-    """List the settings of a recipe, which --set changes.
+    """Print all settings of a recipe as TOML, which `drill train` reads.
 
-    Each with its value in the recipe, default, type and meaning. Which settings there are depends
-    on the layer, the encoder and the optimizer: add --set layer.name=mixture to see those of a
-    mixture.
+    Each with its meaning, type and, where the recipe changes it, default. `--set table.key=value`
+    changes one. Which settings there are depends on the layer, the encoder and the optimizer: add
+    --set layer.name=mixture to see those of a mixture.
     """
     from drill.training.run.folder import RunFolder
     from drill.training.settings import recipe as read_recipe
@@ -99,55 +95,40 @@ def settings(
         run = RunFolder(recipe)
         run.check_run("name a run folder, or a recipe: `drill recipes` lists them")
         recipe = str(run.recipe)
-    rows = list(_rows(read_recipe(recipe, change or ())))
-    if as_json:
-        echo(json.dumps([row._asdict() for row in rows], indent=2))
-        return
-    lines = [(r.key, _toml(r.value), _toml(r.default), f"{r.description} [{r.type}]") for r in rows]
-    lines.insert(0, ("setting", "value", "default", "description [type]"))
-    columns = list(zip(*lines, strict=True))[:3]
-    widths = [max(len(cell) for cell in column if len(cell) <= LONGEST) for column in columns]
-    for *cells, described in lines:
-        padded = (f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
-        echo("  ".join([*padded, described]))
+    found = read_recipe(recipe, change or ())
+    rows = {row.key: row for row in setting_rows(found)}
+    table = ""
+    for line in found.to_toml().splitlines():
+        if line.startswith("["):
+            table = line.strip("[]")
+        row = rows.get(f"{table}.{line.partition(' = ')[0]}")
+        echo(line if row is None else f"{line:{VALUES}}  # {_comment(row)}")
 
 
-def _rows(settings: "Settings") -> Iterator[Setting]:
-    from drill.training.schema import settable_arguments
+def _comment(row: Setting) -> str:
+    usual = "none" if row.default is None else row.default
+    changed = "" if row.default in (row.value, inspect.Parameter.empty) else f"; default {usual}"
+    return f"{row.description} [{row.kind}]{changed}"
+
+
+def setting_rows(settings: "Settings") -> Iterator[Setting]:
+    from drill.training.schema import in_words, settable_arguments
     from drill.training.settings import ENCODER_DEFAULTS
 
     special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
     for table, values, calls in _tables(settings):
         names = calls if isinstance(calls, Mapping) else {}
         arguments = settable_arguments(names[values["name"]] if names else calls)
+        own = {"name": Literal[tuple(names)], "embedding_dim": int, "shared": bool}
         for key, value in values.items():
             if isinstance(value, dict):  # a wrapped layer has a table of its own
                 continue
+            default: Any = inspect.Parameter.empty
             if key in arguments:
-                default = arguments[key].default
-                default = "required" if default is inspect.Parameter.empty else default
-                default = special.get(table, {}).get(key, default)
-                kind = type_name(arguments[key].annotation)
-            else:
-                kinds = {"name": " | ".join(names), "embedding_dim": "int", "shared": "bool"}
-                default, kind = "", kinds[key]
+                default = special.get(table, {}).get(key, arguments[key].default)
+            kind = in_words(arguments[key].annotation if key in arguments else own[key])
             described = descriptions()[table.split(".")[0]].get(key, "")
             yield Setting(f"{table}.{key}", value, default, kind, described)
-
-
-def type_name(annotation: Any) -> str:
-    """``int``, ``float | none``, ``list[int]``, ``input | output``."""
-    from drill.training.schema import alternatives
-
-    names: list[str] = []
-    for each in alternatives(annotation):
-        if get_origin(each) is Literal:
-            names += map(str, get_args(each))
-        elif get_origin(each) is not None:
-            names.append("list[int]")
-        else:
-            names.append("none" if each is type(None) else each.__name__)
-    return " | ".join(names)
 
 
 def _tables(settings: "Settings") -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -159,10 +140,6 @@ def _tables(settings: "Settings") -> Iterator[tuple[str, dict[str, Any], Any]]:
         yield table, values, calls
         if INNER in values:
             yield f"{table}.{INNER}", values[INNER], calls
-
-
-def _toml(value: Any) -> str:
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 @cache
