@@ -82,10 +82,10 @@ def settings(
     ],
     change: options.Set = None,
 ) -> None:
-    """Print all settings of a recipe as TOML, which `drill train` reads.
+    """Print a recipe with all of its settings.
 
-    Each with its meaning, type and, where the recipe changes it, default. `--set table.key=value`
-    changes one. Which settings there are depends on the layer, the encoder and the optimizer: add
+    As TOML, which `drill train` reads; each with its meaning, type and, where the recipe changes
+    it, default. Which settings there are depends on the layer, the encoder and the optimizer: add
     --set layer.name=mixture to see those of a mixture.
     """
     from drill.training.run.folder import RunFolder
@@ -157,7 +157,7 @@ train: FLOPs of one training step; x tied: relative to the tied layer
 infer: FLOPs of the logits of N tokens, with the labels encoded beforehand
 folds: after training, fold() replaces the layer by one nn.Linear on g_in(h)
 layers below deep-residual wrap another one, here tied
-of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state"""
+experts: of mixture 15, of mixtape 4 (gates for V/10 labels), of doc 15 and 5 on a lower state"""
 
 
 def layers(
@@ -165,15 +165,8 @@ def layers(
     width: Annotated[
         int, Option("--embedding-dim", min=1, max=10**5, help="d, size of the embeddings.")
     ] = 400,
-    hidden: Annotated[
-        int | None, Option("--hidden-size", min=1, max=10**5, help="d_h; d by default.")
-    ] = None,
     tokens: Annotated[int, Option(min=1, max=10**6, help="N, tokens per step.")] = 1_400,
     depth: Annotated[int, Option(min=0, max=1000, help="Depth of deep-residual.")] = 4,
-    experts: Annotated[int, Option(min=1, max=1000, help="Experts of mixture and doc.")] = 15,
-    joint: Annotated[
-        int | None, Option(min=1, max=10**5, help="Joint size of dual; d by default.")
-    ] = None,
 ) -> None:
     """List the output layers and their cost.
 
@@ -182,8 +175,7 @@ def layers(
     """
     from drill.layers.cost import FORMULAE, cost, example_layers
 
-    hidden, joint = hidden or width, joint or width
-    built = example_layers(vocabulary, width, hidden, depth=depth, experts=experts, joint=joint)
+    built = example_layers(vocabulary, width, width, depth=depth, experts=15, joint=width)
     costs = {name: cost(layer, tokens) for name, layer in built.items()}
     headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
     rows = []
@@ -195,15 +187,10 @@ def layers(
         rows.append([name, *FORMULAE[name], f"{of.parameters:,}", train, over_tied, infer, folds])
     table = plain_table([*headings, "infer\nGFLOP", "folds"], rows, left=3, padding=(0, 1, 0, 0))
     console = Console(highlight=False, width=200)  # numbers must not be cut
-    console.print(f"V = {vocabulary:,} labels, d = {width:,}, d_h = {hidden:,}", end=", ")
-    console.print(f"N = {tokens:,} tokens a step\n")
+    console.print(f"V = {vocabulary:,} labels, d = {width:,} for E and h", end=", ")
+    console.print(f"N = {tokens:,} tokens a step, depth {depth}\n")
     console.print(table)
     console.print(LEGEND)
-    console.print(
-        f"shown with --depth {depth}, --experts {experts} of mixture and --joint {joint:,} of dual"
-    )
-    if narrow := [name for name in built if built[name].hidden_size == width != hidden]:
-        console.print(f"shown for d_h = d = {width:,}, which they require: {', '.join(narrow)}")
 
 
 def _giga(flops: int) -> str:
