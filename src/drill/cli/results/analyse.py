@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option, echo
 
@@ -27,7 +27,7 @@ def analyse(
     no_rank: Annotated[
         bool, Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
     ] = False,
-    as_json: options.JsonLines = False,
+    as_json: options.Json = False,
     quiet: options.Quiet = False,
     device: options.Device = "auto",
 ) -> None:
@@ -72,21 +72,12 @@ def analyse(
                     progress=progress,
                 )
     if as_json:
-        for text in found.texts:
-            for name, bands in text.losses.items():
-                calibration = text.calibration[name]
-                row: dict[str, Any] = {
-                    "run": name,
-                    "bands": [{**asdict(band), "mean_loss": band.mean_loss} for band in bands],
-                    "calibration": {"ece": calibration.ece, **asdict(calibration)},
-                }
-                for key in ("changes", "norms", "nearest"):
-                    if name in (of_runs := getattr(text, key)):
-                        row[key] = [asdict(each) for each in of_runs[name]]
-                if name in text.bits_per_byte:
-                    row["bits_per_byte"] = text.bits_per_byte[name]
-                rank = {"rank": ranks[name]._asdict()} if ranks else {}
-                echo(json_row(row | rank, nan=None))
+        texts = [
+            {**asdict(text), "ece": {name: each.ece for name, each in text.calibration.items()}}
+            for text in found.texts
+        ]
+        ranked = {name: each._asdict() for name, each in ranks.items()}
+        echo(json_row({"texts": texts, "ranks": ranked}, nan=None))
         return
     if ranks:
         rows = [
