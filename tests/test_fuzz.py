@@ -169,7 +169,7 @@ def odd_arguments(place: Path, drawn: random.Random) -> Iterator[tuple[str, list
         "generate": (
             *("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--prompt"),
         ),
-        "score": ("--device", "--weights", "--words"),
+        "score": ("--device", "--weights"),
         "evaluate": ("--device", "--weights", "--text", "--batch-size", "--split"),
         "cache": ("--lambda", "--theta", "--window", "--chunk"),
         "dynamic": ("--lr", "--decay", "--segment-length", "--limit"),

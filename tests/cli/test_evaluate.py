@@ -255,10 +255,7 @@ def test_evaluations_belong_to_the_weights_they_are_of(run_cli, workspace):
         ("evaluate runs/tiny --text text", "text: "),
         ("evaluate runs/tiny --text test --split test", "--split: "),
         ("evaluate runs/tiny --source test --reference test", "--source: "),
-        ("dynamic runs/tiny --search --lr 0.5", "--lr: "),
-        ("dynamic runs/tiny --limit 50", "--limit: "),
         ("dynamic runs/tiny --precision bfloat16", "--precision bfloat16: "),
-        ("cache runs/tiny --search --lambda 0.5", "--lambda: "),
     ],
 )
 def test_errors_are_one_line(cli_error, workspace, words, key):

@@ -22,7 +22,6 @@ TextOption = Annotated[
     Path | None,
     Option("--text", help="Language models: a text file to evaluate instead of a split."),
 ]
-SearchOption = Annotated[bool, Option("--search", help="Tune on the validation split first.")]
 
 
 def evaluate(
@@ -71,7 +70,9 @@ def evaluate(
     for name in given(context):
         if name in (LANGUAGE_MODEL_OPTIONS if translator else TRANSLATOR_OPTIONS):
             kind = "language models" if translator else "translators"
-            raise SettingsError(f"is for {kind}, which {run} is not", key=option_name(name))
+            raise SettingsError(
+                f"is for {kind}, which {run} is not", key=f"--{name.replace('_', '-')}"
+            )
     if translator:
         from drill.cli.evaluation.translation import evaluate_translation
         from drill.translation.build import check_ready
@@ -102,16 +103,13 @@ def evaluate(
         evaluate_plain(found, batch_size, bands, quiet)
 
 
-def option_name(name: str) -> str:
-    return f"--{name.rstrip('_').replace('_', '-')}"
-
-
 def dynamic(
-    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
-    search: SearchOption = False,
+    search: Annotated[
+        bool, Option("--search", help="Find --lr and --decay on the validation split first.")
+    ] = False,
     lr: Annotated[float, Option(min=0, help="Learning rate of the gradient steps.")] = 5e-5,
     decay: Annotated[
         float, Option(min=0, help="Decay of the weights towards the trained ones.")
@@ -136,7 +134,6 @@ def dynamic(
     from drill.language_modeling.evaluation import dynamic_evaluation
     from drill.language_modeling.evaluation import gradient_statistics as gradients
 
-    _check_tuned(given(context), "lr", "decay")
     if precision == "bfloat16":
         raise SettingsError(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
@@ -189,11 +186,12 @@ def dynamic(
 
 
 def cache(
-    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
-    search: SearchOption = False,
+    search: Annotated[
+        bool, Option("--search", help="Find --theta and --lambda on the validation split first.")
+    ] = False,
     window: Annotated[int, Option(min=1, help="Size of the cache in words.")] = 500,
     theta: Annotated[
         float, Option(help="Scale of the similarity of hidden states; 0 counts words.")
@@ -225,7 +223,6 @@ def cache(
     from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
 
-    _check_tuned(given(context), "theta", "lambda_")
     fixed: dict[str, Any] = {"window": window, "chunk": chunk, "published": published}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="cache") as (trained, texts, autocast, add):
@@ -247,14 +244,3 @@ def cache(
                     trained.model, each.ids, **mixture, **fixed, progress=progress
                 )
             add(*perplexity_row("cache", each, scored, start, **settings))
-
-
-def _check_tuned(names: list[str], *tuned: str) -> None:
-    """--search finds these values, so they cannot be given with it."""
-    for name in tuned:
-        if name in names and "search" in names:
-            raise SettingsError(
-                "is tuned by --search; leave one of them out", key=option_name(name)
-            )
-    if "limit" in names and "search" not in names:
-        raise SettingsError("limits what --search reads; add that", key="--limit")
