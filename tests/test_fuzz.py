@@ -171,7 +171,7 @@ def odd_arguments(place: Path, drawn: random.Random) -> Iterator[tuple[str, list
         ),
         "score": ("--device", "--weights"),
         "evaluate": ("--device", "--weights", "--text", "--batch-size", "--split"),
-        "cache": ("--lambda", "--theta", "--window", "--chunk"),
+        "cache": ("--lambda", "--theta", "--window"),
         "dynamic": ("--lr", "--decay", "--segment-length", "--limit"),
         "train": ("--name", "--runs", "--device", "--set"),
         "report": ("-o", "--title", "--ledger"),

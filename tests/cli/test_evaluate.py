@@ -158,7 +158,7 @@ def test_the_defaults_are_the_published_ones():
     gathered = _parameters(gradient_statistics)
     assert (gathered["batch_size"].default, gathered["segment_length"].default) == (100, 5)
     function, command = map(_parameters, (cache_perplexity, evaluate.cache))
-    for name in ("window", "theta", "lambda_", "chunk"):
+    for name in ("window", "theta", "lambda_"):
         assert function[name].default == command[name].default
 
 

@@ -199,16 +199,6 @@ def cache(
     lambda_: Annotated[
         float, Option("--lambda", min=0, max=1, help="Weight of the cache in the mixture.")
     ] = 0.1,
-    published: Annotated[
-        bool,
-        Option(
-            "--published",
-            help="No cache at the start of the text and of chunks, as in the released code.",
-        ),
-    ] = False,
-    chunk: Annotated[
-        int, Option(min=1, help="Tokens read at a time; --published skips by it.")
-    ] = 2000,
     as_json: options.JsonLines = False,
     weights: options.Weights = None,
     precision: options.Precision = None,
@@ -223,7 +213,7 @@ def cache(
     from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
 
-    fixed: dict[str, Any] = {"window": window, "chunk": chunk, "published": published}
+    fixed: dict[str, Any] = {"window": window}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="cache") as (trained, texts, autocast, add):
         fixed["autocast"] = autocast
@@ -236,7 +226,6 @@ def cache(
             mixture = {key: found.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lambda_']:g}")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lambda_"]}
-        settings |= {"as_published": published, **({"chunk": chunk} if published else {})}
         for each in texts:
             start = time.monotonic()
             with counting(f"cache, {each.name}", quiet) as progress:
