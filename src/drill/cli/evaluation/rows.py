@@ -1,6 +1,5 @@
 """Rows of RUN/evaluations.jsonl: the texts of a run, evaluated, printed and saved."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +33,6 @@ Row = dict[str, Any]
 CARRIES_STATE = {"dynamic": "dynamic evaluation", "cache": "the cache pointer"}
 """Kinds of evaluation that go on from segment to segment, as errors call them."""
 
-ZERO_PROBABILITY = "a word has zero probability; take other options or weights"
-
 
 class EvaluatedText(NamedTuple):
     """A text as the model reads it."""
@@ -58,11 +55,9 @@ def evaluation_rows(
 ) -> Iterator[AddRow]:
     """Yields a function that prints a row, as JSON or as its text, and saves it in the run folder.
 
-    An infinite perplexity is a result too, but an error at the end of the block, and so is a row
-    that could not be saved.
+    A row that could not be saved is an error at the end of the block.
     """
     about = {"run": str(run.folder.path), **run.origin.row(), "precision": precision}
-    infinite: list[Row] = []
     unsaved: list[RunFolderError] = []
 
     def add(found: Row, text: str) -> None:
@@ -72,18 +67,10 @@ def evaluation_rows(
             run.folder.keep_evaluation(row)
         except RunFolderError as error:
             unsaved.append(error)
-        if not math.isfinite(row["perplexity"]):
-            infinite.append(row)
 
     yield add
     if unsaved:
         raise unsaved[0]
-    if infinite:
-        row = infinite[0]
-        raise SettingsError(
-            f"the perplexity is infinite (loss {row['loss']:.4g}): {ZERO_PROBABILITY}",
-            key=f"{row['kind']} {text_name(row)}",
-        )
 
 
 def text_name(row: Row) -> str:
