@@ -100,9 +100,9 @@ def _pairs(words: list[str], glosses: list[str]) -> dict[str, str]:
 def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
     from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
 
-    run, texts, autocast, add = evaluation
+    run = evaluation.run
     added = held_out_run(run)
-    for text in texts:
+    for text in evaluation.texts:
         start = time.monotonic()
         with counting(f"held-out words, {text.name}", quiet) as progress:
             found = score_held_out(
@@ -110,7 +110,7 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
                 added,
                 getattr(added.ids, text.name),
                 batch_size=text.batch_size,
-                autocast=autocast,
+                autocast=evaluation.autocast,
                 progress=progress,
             )
         row = {
@@ -130,7 +130,7 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
             "seconds": round(time.monotonic() - start, 3),
             "batch_size": text.batch_size,
         }
-        add(row, _lines(row))
+        evaluation.add(row, _lines(row))
 
 
 def _lines(row: dict[str, Any]) -> str:

@@ -142,7 +142,8 @@ def dynamic(
         dynamic_evaluation.check_dynamic_settings(lr, decay, eps)
     fixed: dict[str, Any] = {"eps": eps, "segment_length": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
-    with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
+    with evaluation(*shared, kind="dynamic") as evaluated:
+        trained = evaluated.run
         start, folder = time.monotonic(), trained.folder.path
         saves = os.access(folder, os.W_OK)  # statistics and a search, which a later call reads
         computed = folder / "dynamic.safetensors"
@@ -176,12 +177,12 @@ def dynamic(
             rates = {key: found.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
         settings = {**rates, **fixed, "statistics_batch_size": size}
-        for each in texts:
+        for each in evaluated.texts:
             with counting(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_evaluation.dynamic_perplexity(
                     trained.model, each.ids, statistics, **rates, **fixed, progress=progress
                 )
-            add(*perplexity_row("dynamic", each, scored, start, **settings))
+            evaluated.add(*perplexity_row("dynamic", each, scored, start, **settings))
             start = time.monotonic()
 
 
@@ -215,8 +216,9 @@ def cache(
 
     fixed: dict[str, Any] = {"window": window}
     shared = (run, split, text, weights, precision, device, as_json)
-    with evaluation(*shared, kind="cache") as (trained, texts, autocast, add):
-        fixed["autocast"] = autocast
+    with evaluation(*shared, kind="cache") as evaluated:
+        trained = evaluated.run
+        fixed["autocast"] = evaluated.autocast
         mixture: dict[str, Any] = {"theta": theta, "lambda_": lambda_}
         if search:
             with counting("search on validation", quiet) as progress:
@@ -226,10 +228,10 @@ def cache(
             mixture = {key: found.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lambda_']:g}")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lambda_"]}
-        for each in texts:
+        for each in evaluated.texts:
             start = time.monotonic()
             with counting(f"cache, {each.name}", quiet) as progress:
                 scored = cache_pointer.cache_perplexity(
                     trained.model, each.ids, **mixture, **fixed, progress=progress
                 )
-            add(*perplexity_row("cache", each, scored, start, **settings))
+            evaluated.add(*perplexity_row("cache", each, scored, start, **settings))
