@@ -1,19 +1,15 @@
 """Tables of trained models, from the rows of a ledger that `drill ledger add` wrote."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import mean, stdev
-from typing import Any
 
-from drill.recipes.reader import Measured, recipe_names
 from drill.report import Row
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.results.runs import digest, same_but_seed
 from drill.report.tables.markup import markdown_table
-from drill.training.settings import recipe
 
 # -- translators ----------------------------------------------------------------------------------
 
@@ -230,45 +226,3 @@ def translators(rows: Sequence[Row], gaps: bool = False) -> Iterator[str]:
             yield from frequency_bands(corpus, layers, kind)
         if gaps:
             yield from loss_gaps(corpus, layers)
-
-
-# -- times of recipes -----------------------------------------------------------------------------
-
-MAY_DIFFER = {"training.epochs", "training.max_minutes", "training.precision"}
-SHARED = ("beside", "at once", "at a time", "at the same time")
-"""What notes say about runs that shared their machine with others."""
-
-
-def is_unchanged(row: Row) -> bool:
-    """Whether a run differs from its recipe in nothing but ``MAY_DIFFER``."""
-    return row.changes is not None and {each.split(":")[0] for each in row.changes} <= MAY_DIFFER
-
-
-def recipe_times(
-    runs: Sequence[Row], benchmarks: Iterable[dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Recipe -> what `drill recipes` shows about its time.
-
-    The last whole run, else an epoch of bench/epoch.py, else the last shorter run. Times on shared
-    machines count only where no recipe of the corpus has another: layers are compared by them.
-    """
-    found = []  # (recipe, whether its machine did nothing else, rank, time), oldest first
-    for row in sorted(runs, key=lambda row: row.recorded):
-        if row.recipe in recipe_names() and row.seconds and is_unchanged(row):
-            shared = any(words in row.note for words in SHARED)
-            note = f"shared: {row.note}" if shared else row.note
-            time = Measured(round(row.seconds, 1), row.epochs, row.device, row.commit, note)
-            rank = 3 if row.epochs == recipe(row.recipe).training["epochs"] else 1
-            found.append((row.recipe, not shared, rank, time))
-    for each in benchmarks:
-        seconds = each.get("seconds_median")  # of epochs alone
-        if seconds and each["name"] in recipe_names():
-            time = Measured(round(seconds, 2), 1, each["device"], each["commit"], "")
-            found.append((each["name"], True, 2, time))
-    corpora = {recipe(name).data["corpus"] for name, alone, *_ in found if alone}
-    best = {
-        name: asdict(time)
-        for name, alone, _, time in sorted(found, key=lambda each: each[1:3])  # the last counts
-        if alone or recipe(name).data["corpus"] not in corpora
-    }
-    return dict(sorted(best.items()))

@@ -1,4 +1,4 @@
-"""Renew every table of README.md and docs/ that is made from results/, and measured.json.
+"""Renew every table of README.md and docs/ that is made from results/.
 
 With a ledger, print what it says about translators instead: BLEU, F1 by frequency, losses.
 """
@@ -22,6 +22,7 @@ from drill.report.study.plan import read_plan
 from drill.report.study.states import States
 from drill.report.study.tables import (
     difference_cells,
+    plan_settings,
     results_by_row,
     stage_scores,
     stage_table,
@@ -341,6 +342,8 @@ def study_table(name: str) -> Iterator[str]:
     for stage in states.plan.stages:
         yield from [f"**{stage}**", ""] if len(states.plan.stages) > 1 else []
         yield from stage_table(states, stage).markdown().splitlines()
+        if settings := plan_settings(states.plan, stage):
+            yield from ["", f"{settings.caption}:", "", *settings.markdown().splitlines()]
         yield from [""] if stage != states.plan.stages[-1] else []
 
 
@@ -402,13 +405,11 @@ def pages() -> dict[Path, str]:
         begin, name, end = table.groups()
         return begin + "\n".join([*(tables.get(name) or study_table(name)), end])
 
-    times = ledger.recipe_times(runs, rows)
     found = {
         "docs/results.md": "\n".join([*results_page("Results on an H200", rows, runs), ""]),
         "docs/results-cpu.md": "\n".join(
             [*results_page("Results on a CPU", read_rows("cpu.jsonl")), ""]
         ),
-        "src/drill/recipes/measured.json": json.dumps(times, indent=2) + "\n",
     }
     for page in ("README.md", "docs/figures.md"):
         found[page] = MARKED.sub(renewed, (ROOT / page).read_text())

@@ -19,22 +19,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
-from drill.report.study.page import stage_figures
+from drill.report.study.page import stage_figures, study_markdown
 from drill.report.study.plan import TRAINING, read_plan
 from drill.report.study.states import States
-from drill.report.study.tables import report
 
 LOG = logging.getLogger("mkdocs.hooks")  # --strict stops at warnings
 ROOT = Path(__file__).parents[1]
 PLOTS = ROOT / "src/drill/report/page"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
-CHANGED = re.compile(r"Changed from the recipe:\n((?:\n?- .*)+)")
-COLLAPSED = r"""<details markdown="1"><summary>Changed from the recipe</summary>
-
-\1
-
-</details>
-"""
 NO_SEARCH = "---\nsearch: { exclude: true }\n---\n\n"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")  # of the navigation
 
@@ -56,8 +48,8 @@ def curves_page() -> Iterator[str]:
         ledger = ROOT / f"results/{plan.stem}.jsonl"
         if ledger.exists():
             states = States(read_plan(plan), ledger, None)
-            text = report(states).replace(r"\<", "&lt;")  # Python-Markdown has no such escape
-            yield CHANGED.sub(COLLAPSED, text)
+            text = study_markdown(states)
+            yield text.replace(r"\<", "&lt;")  # Python-Markdown has no such escape
             for figure in (each for stage in TRAINING for each in stage_figures(states, stage)):
                 yield f'<div class="curves">{figure.html()}</div>\n'
 

@@ -169,12 +169,12 @@ def odd_arguments(place: Path, drawn: random.Random) -> Iterator[tuple[str, list
         "generate": (
             *("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--prompt"),
         ),
-        "score": ("--device", "--weights", "--words"),
+        "score": ("--device", "--weights"),
         "evaluate": ("--device", "--weights", "--text", "--batch-size", "--split"),
-        "cache": ("--lambda", "--theta", "--window", "--chunk"),
+        "cache": ("--lambda", "--theta", "--window"),
         "dynamic": ("--lr", "--decay", "--segment-length", "--limit"),
         "train": ("--name", "--runs", "--device", "--set"),
-        "report": ("-o", "--title", "--samples"),
+        "report": ("-o", "--title", "--ledger"),
         "settings": ("--set",),
         "data": ("--min-count", "--source"),
     }

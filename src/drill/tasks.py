@@ -5,7 +5,7 @@ run = load("runs/my")
 """
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -108,17 +108,12 @@ def load(
     return load_task(folder, weights, device)
 
 
-def check_recipe(settings: Settings, folder: Path | str, made: Collection[Path] = ()) -> None:
-    """Raise what ``train`` would raise before it reads a text: for several runs, before the first.
-
-    ``made`` are folders that will be there by then.
-    """
+def check_recipe(settings: Settings, folder: Path | str) -> None:
+    """Raise what ``train`` would raise before it reads a text."""
     run = RunFolder(folder)
     begun = check_resume(settings, run)
     if not begun and settings.init_from is not None:
-        start = Path(settings.init_from)
-        if start.resolve() not in {each.resolve() for each in made}:
-            settings_of(RunFolder(start))
+        settings_of(RunFolder(settings.init_from))
     if settings.task == TRANSLATION:
         check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
         dry_run_translation(settings, World(), settings.subwords["size"])

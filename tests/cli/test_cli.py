@@ -24,19 +24,12 @@ def test_the_version():
     assert invoke("--version").output == f"drill {__version__}\n"
 
 
-def test_layers_that_need_equal_widths_say_so():
-    output = invoke("layers", "--embedding-dim", "24", "--hidden-size", "40").output
-    assert "d_h = d = 24" in output
-    assert output.strip().endswith("sampled, adaptive, sigsoftmax, plif, softcap")
-    assert "d_h = d = 24" not in invoke("layers", "--embedding-dim", "24").output
-
-
 @pytest.mark.parametrize(
     ("words", "option", "value"),
     [
         (["layers"], "--vocabulary", "1"),
         (["layers"], "--tokens", "many"),
-        (["layers"], "--joint", "2.5"),
+        (["layers"], "--depth", "2.5"),
         (["generate", "run"], "--temperature", "nan"),
         (["dynamic", "run"], "--lr", "-1"),
         (["cache", "run"], "--lambda", "7"),
@@ -61,7 +54,7 @@ def test_options_that_a_help_names_are_the_commands_own(name):
     own = {option for each in BY_NAME[name].params for option in each.opts} | {"--help"}
     shown = invoke(*name.split(), "--help")
     assert shown.exit_code == 0
-    assert set(re.findall(r"--[a-z][a-z-]*", shown.output)) - {"--no-echo"} <= own
+    assert set(re.findall(r"--[a-z][a-z-]*", shown.output)) <= own
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
@@ -101,7 +94,7 @@ def test_help_and_lists_need_no_torch(tmp_path):
     """Loading it takes seconds."""
     names = [command.__name__ for command in COMMANDS]
     commands = [["--help"], *([name, "--help"] for name in names), ["ledger", "add", "--help"]]
-    commands += [["--version"], ["recipes"], ["recipes", "--json"], ["data"]]
+    commands += [["--version"], ["recipes"], ["data"]]
     python("-c", LOADED.format(commands=commands))
 
 

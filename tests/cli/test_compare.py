@@ -86,16 +86,13 @@ def test_analyse_prints_bands_and_ranks(cli_output, workspace):
     ranks = [line for line in out.splitlines() if line.endswith(f"| {width + 2} |")]
     assert len(ranks) == 2
     out = cli_output("analyse", "runs/tiny", "runs/more", "--json", "--device", "cpu")
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["run"] for row in rows] == ["tiny", "more"]
-    assert all(row["rank"]["relative"] <= width + 2 for row in rows)
-    bands = rows[0]["bands"]
-    means = [band["loss"] / band["tokens"] if band["tokens"] else None for band in bands]
-    assert [band["mean_loss"] for band in bands] == means
-    assert len({*means} - {None}) > 0
-    assert None in means
+    found = json.loads(out)
+    assert all(each["relative"] <= width + 2 for each in found["ranks"].values())
+    (text,) = found["texts"]
+    assert [*text["losses"]] == [*found["ranks"]] == ["tiny", "more"]
+    assert sum(band["tokens"] for band in text["losses"]["tiny"]) > 0
     assert '"nan"' not in out
-    assert any(band["by_types"] for band in rows[1]["changes"])
-    assert 0 < rows[0]["calibration"]["ece"] < 1
-    assert rows[0]["norms"][0]["types"] > 0
-    assert rows[0]["nearest"][0]["output"]
+    assert any(band["by_types"] for band in text["changes"]["more"])
+    assert 0 < text["ece"]["tiny"] < 1
+    assert text["norms"]["tiny"][0]["types"] > 0
+    assert text["nearest"]["tiny"][0]["output"]

@@ -30,21 +30,19 @@ def write(folder, *names: str) -> None:
 @pytest.mark.parametrize("names", [("en.gz", "de.xz"), ("en", "de"), ("en.xz", "de")])
 def test_packed_pairs_are_counted(data, tmp_path, names):
     write(tmp_path / "own", *names)
-    code, out, err = data("own")
+    code, out, err = data("own", "--source", "en", "--target", "de")
     assert (code, err) == (0, "")
     assert out == (
         "own: en to de, pairs train 30  valid 4  test 3; training words source 60  target 60\n"
     )
 
 
-def test_languages_are_asked_for_where_they_are_unclear(data, tmp_path):
+def test_pairs_are_english_to_german_unless_languages_are_given(data, tmp_path):
     write(tmp_path / "own", "en", "de", "fr.gz")
-    code, _, err = data("own")
-    assert code == 1
-    assert "own: has train in de, en, fr; " in err
     assert "own: fr to en, pairs train 30" in data("own", "--source", "fr", "--target", "en")[1]
-    assert "name both languages" in data("own", "--source", "fr")[2]
-    assert "ptb is not a folder of pairs" in data("ptb", "--source", "fr", "--target", "en")[2]
+    assert "own: fr to de, pairs train 30" in data("own", "--source", "fr")[1]
+    code, _, err = data("ptb", "--source", "fr", "--target", "en")
+    assert (code, "'ptb' is neither a parallel corpus" in err) == (1, True)
 
 
 def test_the_list_says_what_is_here(data, tmp_path):

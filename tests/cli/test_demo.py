@@ -63,7 +63,9 @@ def test_the_demo_compares_two_runs(run_cli, cli_output, workspace, tiny_demo, m
     for line in out.splitlines():
         if line.startswith(("perplexity, all", "parameters ")):
             assert line.endswith("%")
-    assert "Rare and frequent words" in (workspace / "demo.html").read_text()
+    page = (workspace / "demo.html").read_text()
+    assert "Rare and frequent words" in page
+    assert "Samples" in page
     assert "demo.html" in out
     again = run_cli(*words)[2]
     assert again.count("already trained: ") == 2

@@ -21,21 +21,19 @@ def test_generate_prints_the_prompt_and_notes_unknown_words(run_cli):
     assert run_cli(*words)[1] == out
 
 
-def test_every_sample_starts_with_the_prompt_or_none(run_cli):
+def test_every_sample_starts_with_the_prompt(run_cli):
     words = ("generate", "runs/tiny", "--prompt", "sea is ", "--samples", "2", "--seed", "3")
     _, out, _ = run_cli(*words, "--max-new-tokens", "4")
     texts = out.removesuffix("\n").split("\n\n")
     assert [text[:6] for text in texts] == ["sea is"] * 2
     assert "\033" not in out
-    _, bare, _ = run_cli(*words, "--max-new-tokens", "4", "--no-echo")
-    assert bare == out.replace("sea is", "")
     unprompted = run_cli("generate", "runs/tiny", "--max-new-tokens", "3", "--seed", "1")[1]
     assert not unprompted.startswith(" ")
 
 
 def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace):
     text = "lamp is lit\n\nsea sea unheard\n"
-    code, out, _ = run_cli("score", "runs/tiny", "--json", "--words", stdin=text)
+    code, out, _ = run_cli("score", "runs/tiny", "--json", stdin=text)
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [row["tokens"] for row in rows] == [4, 1, 4]
@@ -47,8 +45,6 @@ def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace):
     assert err.splitlines()[0] == f"{READ_AS_UNK}unheard"
     assert err.splitlines()[1].startswith(UNTRAINED)
     assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
-    _, named, _ = run_cli("score", "runs/tiny", "lines.txt", "--header")
-    assert named == f"log p\ttokens\tunknown\tperplexity\ttext\n{out}"
     assert [line.split("\t")[2] for line in out.splitlines()] == ["0", "0", "1"]
     for raw in (b"lamp\n\xff\xfe\n", b"lamp\nis\0lit\n"):
         (workspace / "bad.txt").write_bytes(raw)
@@ -57,18 +53,7 @@ def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace):
     cli_error("score", "runs/tiny", "bad.txt", key="is not UTF-8")
 
 
-def test_words_are_printed_below_their_line_in_its_columns(run_cli):
-    _, out, _ = run_cli("score", "runs/tiny", "--words", "--header", stdin="lamp is\nlit\n")
-    names, *rows = (line.split("\t") for line in out.splitlines())
-    rows = [dict(zip(names, row, strict=True)) for row in rows]
-    texts = ["lamp is", "lamp", "is", "<eos>", "lit", "lit", "<eos>"]
-    assert [row["text"] for row in rows] == texts
-    assert [row["tokens"] for row in rows] == ["3", "", "", "", "2", "", ""]
-    words = sum(float(row["log p"]) for row in rows[1:4])
-    assert words == pytest.approx(float(rows[0]["log p"]), abs=1e-3)
-
-
-@pytest.mark.parametrize("words", [["empty.txt"], [], ["--json"], ["--header"]])
+@pytest.mark.parametrize("words", [["empty.txt"], [], ["--json"]])
 def test_a_text_without_a_line_is_an_error(run_cli, workspace, words):
     (workspace / "empty.txt").write_bytes(b"")
     code, out, err = run_cli("score", "runs/tiny", *words, stdin="")

@@ -1,15 +1,15 @@
 """`drill recipes`, `drill settings` and the counts of `drill data`."""
 
 import itertools
-import json
+import re
 from pathlib import Path
 
 import pytest
 
-from drill.cli.listings import _listed, _rows, descriptions
+from drill.cli.listings import _length, descriptions, setting_rows
 from drill.layers import LAYERS
 from drill.recipes import reader
-from drill.recipes.reader import recipe_names
+from drill.recipes.reader import read, recipe_names
 from drill.training.optim import OPTIMIZERS
 from drill.training.settings import flatten, recipe
 
@@ -28,48 +28,28 @@ def test_no_two_recipes_have_one_name():
     assert sorted(names) == recipe_names()
 
 
-def test_recipes_as_json(run_cli):
-    _, out, _ = run_cli("recipes", "--json")
-    found = {each["name"]: each for each in json.loads(out)}
-    assert [*found] == recipe_names()
-    deep = found["ptb-drill-4"]
-    assert deep.pop("about").startswith("4 label maps")
-    timed = deep.pop("measured")
-    assert deep == {
-        "name": "ptb-drill-4", "task": "language-model", "corpus": "ptb",
-        "layer": "deep-residual 4", "device": "cuda", "epochs": 1000, "max_steps": None,
-        "max_minutes": None,
-    }  # fmt: skip
-    assert (timed["epochs"], timed["device"]) == (1, "NVIDIA H200")
-    assert found["mt-demo"]["device"] == "cpu"
-    assert found["ptb-mos"]["measured"] is None
-    assert found["ptb-mos-drill"]["layer"] == "mixture 15 x deep-residual 4"
-
-
 @pytest.mark.parametrize("name", recipe_names())
-def test_recipes_state_what_is_listed(name):
+def test_recipes_state_the_length_that_is_listed(name):
     """The list is read without defaults, which would need torch."""
-    settings, listed = recipe(name), _listed(name)
-    assert listed["task"] == settings.task
-    for key in ("epochs", "max_steps", "max_minutes"):
-        assert listed[key] == settings.training.get(key)
-    assert listed["layer"].split()[0] == settings.layer["name"]
-    assert str(settings.layer.get("depth", "")) in listed["layer"]
+    assert _length(read(name)["training"]) == _length(recipe(name).training)
 
 
 @pytest.mark.parametrize("name", ["ptb-mos-drill", "mt-demo", "tiny.toml", "runs/tiny"])
-def test_settings_lists_every_setting(run_cli, cli_output, name):
-    out = cli_output("settings", name, "--json", "--set", "training.epochs=7")
-    rows = {row["key"]: row for row in json.loads(out)}
+def test_settings_is_a_recipe(cli_output, workspace, name):
+    out = cli_output("settings", name, "--set", "training.epochs=7")
+    (workspace / "printed.toml").write_text(out)
     path = "runs/tiny/recipe.toml" if name == "runs/tiny" else name
-    flat = flatten(recipe(path, ["training.epochs=7"]).tables())
-    assert flat.keys() == rows.keys()
-    assert all(row["value"] == flat[key] for key, row in rows.items())
-    assert rows["training.epochs"]["value"] == 7
-    assert all(row["type"] for row in rows.values())
-    assert "reference" in rows["encoder.impl"]["type"]
-    code, out, _ = run_cli("settings", name)
-    assert (code, len(out.splitlines())) == (0, len(rows) + 1)
+    wanted = recipe(path, ["training.epochs=7"])
+    assert recipe("printed.toml").tables() == wanted.tables()
+    remarks = [line.partition("  # ")[2] for line in out.splitlines() if " = " in line]
+    assert sum(map(bool, remarks)) == len(flatten(wanted.tables()))
+    assert any(each.startswith("number of epochs [an integer]") for each in remarks)
+
+
+def test_settings_show_a_default_that_is_changed(cli_output):
+    out = cli_output("settings", "demo-drill")
+    assert re.search(r"^depth = 2 +# number of label maps \[an integer\]; default 4$", out, re.M)
+    assert re.search(r"^residual = true +# .* \[true or false\]$", out, re.M)
 
 
 def test_every_setting_has_a_description_and_none_is_left_over():
@@ -80,7 +60,7 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     changes += [["optimizer.name=adamw", "optimizer.schedule=inverse-sqrt"]]
     recipes = ("demo-tied", "gpt-demo", "ptb-rhn-tied", "mt-demo-tied")
     for name, each in itertools.product(recipes, changes):
-        for row in _rows(recipe(name, each)):
+        for row in setting_rows(recipe(name, each)):
             assert row.description, row.key
             described.add(row.key.replace(".inner.", "."))
     known = {f"{table}.{key}" for table, keys in descriptions().items() for key in keys}
@@ -88,9 +68,9 @@ def test_every_setting_has_a_description_and_none_is_left_over():
 
 
 def test_settings_shows_the_choices_of_a_layer():
-    kinds = {row.key: row.type for row in _rows(recipe("demo-drill"))}
-    assert not [key for key, kind in kinds.items() if key.startswith("layer.") and "str" in kind]
-    assert kinds["layer.gate"] == "none | frequency"
+    kinds = {row.key: row.kind for row in setting_rows(recipe("demo-drill"))}
+    assert not [key for key, kind in kinds.items() if key.startswith("layer.") and "string" in kind]
+    assert kinds["layer.gate"] == "one of none, frequency"
 
 
 def test_data_counts_a_corpus(cli_output):

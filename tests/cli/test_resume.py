@@ -92,7 +92,6 @@ def test_train_resumes_from_any_folder(run_cli, begun, workspace, monkeypatch, t
         (["runs/tiny", "--name", "other"], "--name other: "),
         (["runs/tiny", "--set", "layer.depth=3"], "layer.depth: 2 -> 3"),
         (["runs/tiny", "--seed", "7"], "training.seed: "),
-        (["runs/tiny", "--seed", "7", "--seed", "8"], "runs/tiny: "),
     ],
 )
 def test_train_rejects_other_settings_of_a_run_folder(cli_error, words, key):

@@ -24,8 +24,7 @@ def test_words_are_added_scored_and_saved(run_cli, cli_output, cli_error, descri
     assert out.startswith("lampboat: nearest ")
     assert "--out" in run_cli("words", "runs/new", "--add", "lampboat", gloss)[2]  # not saved
     (described / "lines.txt").write_text("the lampboat\n")
-    (described / "new.txt").write_text(f"lampboat\t{gloss}\n")
-    added = ("words", "runs/new", "--file", "new.txt", "--score", "lines.txt", "--json")
+    added = ("words", "runs/new", "--add", "lampboat", gloss, "--score", "lines.txt", "--json")
     rows = [
         json.loads(run_cli(*command)[1])
         for command in (added, ("score", "runs/added", "lines.txt", "--json"))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from drill.data import DataError
+from drill.language_modeling.evaluation import cache_pointer
 from drill.language_modeling.evaluation.cache_pointer import (
     SCORES,
     cache_perplexity,
@@ -22,18 +23,9 @@ STRONG = {"theta": 0.8, "lambda_": 0.3}
 
 
 def slow_cache(
-    model: LanguageModel,
-    ids: np.ndarray,
-    window: int,
-    theta: float,
-    lambda_: float,
-    published_chunk: int | None = None,
+    model: LanguageModel, ids: np.ndarray, window: int, theta: float, lambda_: float
 ) -> float:
-    """p = lambda sum_j softmax_j(theta h_t . h_j) [y_j = y_t] + (1 - lambda) p_vocab by token.
-
-    With ``published_chunk`` the cache serves as in the released code: tokens after the first
-    window + 1, save those which start a chunk of that length.
-    """
+    """p = lambda sum_j softmax_j(theta h_t . h_j) [y_j = y_t] + (1 - lambda) p_vocab by token."""
     stream = torch.tensor(ids.astype(int))
     model.eval()
     with torch.no_grad():
@@ -44,10 +36,7 @@ def slow_cache(
     for t in range(len(y)):
         p = float(p_vocab[t])
         cached = range(max(0, t - window), t)
-        used = len(cached) > 0
-        if published_chunk is not None:
-            used = t > window and t % published_chunk != 0
-        if used:
+        if cached:
             scores = [math.exp(theta * float(h[t] @ h[j])) for j in cached]
             match = sum(s for s, j in zip(scores, cached, strict=True) if y[j] == y[t])
             p = lambda_ * match / sum(scores) + (1 - lambda_) * p
@@ -56,10 +45,11 @@ def slow_cache(
 
 
 @every_layer
-def test_every_layer_is_as_token_by_token(name):
+def test_every_layer_is_as_token_by_token(name, monkeypatch):
+    monkeypatch.setattr(cache_pointer, "CHUNK", 7)
     model, ids = language_model(name), text(45)
     truth = slow_cache(model, ids, 12, **STRONG)
-    found = cache_perplexity(model, ids, window=12, chunk=7, **STRONG)
+    found = cache_perplexity(model, ids, window=12, **STRONG)
     assert found.nll == pytest.approx(truth, rel=1e-9)
     assert (found.tokens, found.batch_size) == (44, 1)
     assert found.nll != pytest.approx(perplexity(model, ids, batch_size=1).nll, rel=1e-3)
@@ -73,21 +63,13 @@ def test_every_layer_is_as_token_by_token(name):
     ],
 )  # fmt: skip
 def test_neither_chunks_nor_their_blocks_change_the_result(window, chunk, monkeypatch):
+    monkeypatch.setattr(cache_pointer, "CHUNK", chunk)
     model, ids = language_model(), text(45)
     truth = slow_cache(model, ids, window, **STRONG)
     for scores in (SCORES, 4 * window):  # at once, and a few queries at a time
-        monkeypatch.setattr("drill.language_modeling.evaluation.cache_pointer.SCORES", scores)
-        found = cache_perplexity(model, ids, window=window, chunk=chunk, **STRONG)
+        monkeypatch.setattr(cache_pointer, "SCORES", scores)
+        found = cache_perplexity(model, ids, window=window, **STRONG)
         assert found.nll == pytest.approx(truth, rel=1e-9)
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 10, 11, 100])
-def test_published_is_the_released_code_with_its_gaps(chunk):
-    model, ids = language_model(), text(45)
-    truth = slow_cache(model, ids, 10, **STRONG, published_chunk=chunk)
-    found = cache_perplexity(model, ids, window=10, chunk=chunk, published=True, **STRONG)
-    assert found.nll == pytest.approx(truth, rel=1e-9)
-    assert found.published_loss == pytest.approx(truth / 45, rel=1e-9)
 
 
 def test_new_word_has_no_probability_in_the_cache():
@@ -101,16 +83,13 @@ def test_new_word_has_no_probability_in_the_cache():
 # -- the search -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("published", [False, True])
 @one_of_each_layer
-def test_search_finds_what_single_evaluations_find(name, published):
+def test_search_finds_what_single_evaluations_find(name):
     model, ids = language_model(name), np.tile(text(9), 10)
-    common = {"window": 12, "published": published}
-    found = cache_search(model, ids, thetas=(0.3, 2.0), lambdas=(0.0, 0.2, 0.6), chunk=17, **common)
+    found = cache_search(model, ids, window=12, thetas=(0.3, 2.0), lambdas=(0.0, 0.2, 0.6))
     assert len(found.cells) == 6
-    for cell in found.cells:  # chunks matter to the published evaluation alone
-        chunk = 17 if published else 40
-        alone = cache_perplexity(model, ids, chunk=chunk, **common, **cell.settings)
+    for cell in found.cells:
+        alone = cache_perplexity(model, ids, window=12, **cell.settings)
         assert cell.result.nll == pytest.approx(alone.nll, rel=1e-9)
     assert found.best.result.loss == min(cell.result.loss for cell in found.cells)
     assert found.best.settings["lambda_"] > 0
@@ -136,10 +115,10 @@ def test_on_a_gpu_it_is_the_same():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("window", 0), ("theta", math.nan), ("lambda_", 1.1), ("lambda_", math.nan), ("chunk", 0)],
+    [("window", 0), ("theta", math.nan), ("lambda_", 1.1), ("lambda_", math.nan)],
 )
 def test_invalid_settings_raise(option, value):
-    with pytest.raises(ValueError, match=f"{option}|bptt must be at least 1"):
+    with pytest.raises(ValueError, match=option):
         cache_perplexity(language_model(), text(60), **{option: value})
 
 
@@ -158,7 +137,7 @@ def test_autocast_is_for_the_model_not_for_similarities(monkeypatch):
         kinds.append(h.dtype)
         return pointer_log_probs(h, *rest)
 
-    monkeypatch.setattr("drill.language_modeling.evaluation.cache_pointer.pointer_log_probs", spy)
+    monkeypatch.setattr(cache_pointer, "pointer_log_probs", spy)
     exact = cache_perplexity(model, ids, window=20, **STRONG)
     coarse = cache_perplexity(model, ids, window=20, autocast=torch.bfloat16, **STRONG)
     assert coarse.nll != exact.nll

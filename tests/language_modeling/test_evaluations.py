@@ -9,6 +9,7 @@ from drill.errors import DrillError
 from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.runtime import stalls
 from drill.kernels.runtime.stalls import Stalled
+from drill.language_modeling.evaluation import cache_pointer
 from drill.language_modeling.evaluation.cache_pointer import cache_perplexity, cache_search
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
@@ -35,7 +36,6 @@ OF_A_TEXT = {
     "dynamic_perplexity": adapted,
 }
 SEGMENT = dict.fromkeys(("perplexity", "token_losses"), "bptt")
-SEGMENT |= dict.fromkeys(("cache_perplexity", "cache_search"), "chunk")
 SEGMENT |= dict.fromkeys(("gradient_statistics", "dynamic_perplexity"), "segment_length")
 OF_LINES = {
     "score": lambda model: list(score(model, VOCABULARY, ["the sea"])),
@@ -89,9 +89,11 @@ def test_nothing_leaks_from_a_stream_that_is_half_read(stream, name):
 
 
 @pytest.mark.parametrize("evaluation", OF_A_TEXT)
-def test_progress_reaches_the_end_and_may_interrupt(evaluation):
+def test_progress_reaches_the_end_and_may_interrupt(evaluation, monkeypatch):
+    monkeypatch.setattr(cache_pointer, "CHUNK", 7)
     model, seen = language_model(), []
-    options = {SEGMENT[evaluation]: 7, "progress": lambda *now: seen.append(now)}
+    options = {SEGMENT[evaluation]: 7} if evaluation in SEGMENT else {}
+    options["progress"] = lambda *now: seen.append(now)
     OF_A_TEXT[evaluation](model, **options)
     done, totals = zip(*seen, strict=True)
     assert set(totals) == {49}

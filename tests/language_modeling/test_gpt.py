@@ -139,10 +139,11 @@ def test_loss_by_frequency_of_subwords(run_cli, cli_output, run):
         assert band["loss"] == pytest.approx(float(losses[inside].sum()), rel=1e-5)
         assert trained == {**band, "loss": pytest.approx(band["loss"], rel=1e-5)}
     code, out, _ = run_cli("analyse", "runs/gpt", "--no-rank", "--json", "--device", "cpu")
-    analysed = json.loads(out)
+    (analysed,) = json.loads(out)["texts"]
     assert code == 0
-    assert [band["high"] for band in analysed["bands"]] == [*SUBWORD_EDGES, None]
-    assert analysed["bits_per_byte"] == pytest.approx(row["bits_per_byte"], rel=0.05)  # B is 20
+    assert [band["high"] for band in analysed["losses"]["gpt"]] == [*SUBWORD_EDGES, None]
+    bits = pytest.approx(row["bits_per_byte"], rel=0.05)  # B is 20
+    assert analysed["bits_per_byte"] == {"gpt": bits}
     recorded = record(run.folder.path, "runs/ledger.jsonl").extra
     assert recorded["test_bands"] == tested["test_bands"]
     assert recorded["test_bits_per_byte"] == tested["test_bits_per_byte"]

@@ -40,14 +40,12 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "parameters": 24_221_600, "seed": 28, "epochs": 3, "best_epoch": 2, "valid": 60.5,
         "test": 58.0, "valid_published": 60.47, "test_published": 57.999, "seconds": 39.5,
         "tokens_per_second": 74_002.0, "device": "NVIDIA H200", "commit": "abc1234",
-        "torch": "2.11.0", "precision": "tf32", "world_size": 1,
-        "started": "2026-11-15T08:00:00+00:00", "recorded": "2026-11-15T09:30:00+00:00",
+        "torch": "2.11.0", "precision": "tf32", "recorded": "2026-11-15T09:30:00+00:00",
         "note": "first try", "evaluations": [], "extra": {"dynamic_test": 51.2},
         "settings_digest": row.settings_digest, "fingerprint": row.fingerprint,
         "curve": [[1, 90.0, 89.97], [2, 60.5, 60.47], [3, 61.0, 60.97]],
         "validations": [[687, 90.0, 90.0, 12.5], [1374, 60.5, 90.0, 25.0],
                         [2061, 61.0, 90.0, 37.5]],
-        "starts": [],
         "settings": {
             "recipe": "ptb-tied", "data": {"corpus": "ptb"},
             "encoder": {"widths": [400, 1150, 1150, 400]}, "layer": {"name": "tied"},
@@ -60,12 +58,9 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
 
 def test_a_run_that_was_resumed_elsewhere_says_where(tmp_path, path):
     second = {"commit": "def5678", "device": "a laptop", "torch": "2.11.0", "precision": "float32"}
-    second |= {"world_size": 2, "started": "2026-11-16T08:00:00+00:00"}
     row = record(write_run(tmp_path / "a", resumed=[second]), path)
     assert (row.device, row.torch) == ("NVIDIA H200, then a laptop", "2.11.0")
-    assert (row.world_size, row.started) == (1, "2026-11-15T08:00:00+00:00")
-    assert [start["precision"] for start in row.starts] == ["tf32", "float32"]
-    assert row.starts[1] == second
+    assert (row.commit, row.precision) == ("abc1234, then def5678", "tf32, then float32")
     assert read(path) == [row]
 
 
@@ -168,14 +163,12 @@ def test_unusable_arguments(tmp_path, path):
 
 
 def test_rows_of_other_versions_are_read(tmp_path, path):
-    resumed = [{"commit": "def5678"}]
-    row = record(write_run(tmp_path / "a", resumed=resumed), path)
+    row = record(write_run(tmp_path / "a"), path)
     written = json.loads(path.read_text())
-    written["lives"] = written.pop("starts")
     path.write_text(json.dumps({**written, "colour": "blue"}) + "\n")
     assert read(path) == [row]
-    later = {"curve": [], "validations": [], "starts": [], "settings": {}, "changes": None}
-    older = {key: written[key] for key in written if key not in {*later, "lives"}}
+    later = {"curve": [], "validations": [], "settings": {}, "changes": None}
+    older = {key: written[key] for key in written if key not in later}
     path.write_text(json.dumps(older) + "\n")
     assert read(path) == [dataclasses.replace(row, **later)]
     first = read(ROOT / "results/runs.jsonl")[0]

@@ -16,13 +16,12 @@ from drill.report.page.figures import (
     COLOURS,
     DASHES,
     Curve,
-    assign_styles,
     best_so_far,
+    css_classes,
     mean_and_range,
-    run_styles,
     time_figure,
 )
-from drill.report.results.runs import read_runs
+from drill.report.tables.markup import markdown_text
 from tests.report.folders import of_weights, perplexities, text_bands, write_evaluations, write_run
 from tests.report.page_reader import Page, figures
 
@@ -92,7 +91,7 @@ def test_a_page_has_what_the_runs_have(tmp_path, ledger, runs, words):
         "Results", "Learning curves", "Time to a perplexity", "Rare and frequent words", "Samples",
         "Ledgers", "Settings and environment",
     ]  # fmt: skip
-    assert (len(figures(text)), len(figures(text, "bars"))) == (4, 2)
+    assert (len(figures(text)), len(figures(text, "bars"))) == (2, 2)
     assert ("h1", "Three runs") in page.said
     for shown in (
         "3 runs, 1 ledger, written 2026-11-15 09:30 UTC",
@@ -164,26 +163,16 @@ def test_runs_on_different_texts_have_their_own_plots(tmp_path, runs):
     assert [said for tag, said in page.said if tag == "h3"] == ["ptb", "wikitext-2"] * 2
 
 
-def test_a_ledger_has_a_curve_with_a_band_for_each_recipe(tmp_path, ledger, runs):
-    for run in [*runs, write_run(tmp_path / "short", valid=[300.0])]:
-        record(run, ledger)
-    text, _ = written(tmp_path, [], ledgers=[ledger])
-    assert len(figures(text)) == 2  # by epoch and by time
-    for heads, *rows in figures(text):
-        assert heads[3:] == ["lowest", "highest"]
-        assert {row[0]: row[3] != "" for row in rows} == {"ptb-tied": False, "ptb-drill-4": True}
-
-
 def test_the_same_input_gives_the_same_bytes(tmp_path, runs, words):
     first = write_report(runs, tmp_path / "a.html", now=NOW, texts=[words]).read_bytes()
     assert write_report(runs, tmp_path / "b.html", now=NOW, texts=[words]).read_bytes() == first
 
 
-def test_colours_are_of_recipes_and_dashes_of_seeds(runs):
-    found = run_styles(read_runs(runs), ["drill-1", "elsewhere"])
-    assert found == {"tied": "c0 d0", "drill-1": "c1 d0", "drill-2": "c1 d1", "elsewhere": "c2 d0"}
-    many = assign_styles([[f"{n}{m}" for m in range(3)] for n in range(COLOURS * DASHES // 3)])
-    assert len(set(many.values())) == COLOURS * DASHES  # no two look alike
+def test_a_name_has_a_colour_and_then_a_dash():
+    names = [f"{n}" for n in range(COLOURS * DASHES)]
+    found = css_classes(["a", "b", "a", *names])
+    assert (found["a"], found["b"], found["4"]) == ("c0 d0", "c1 d0", "c0 d1")
+    assert len(set(css_classes(names).values())) == len(names)  # no two look alike
 
 
 def test_the_best_so_far_never_rises():
@@ -205,7 +194,7 @@ def test_mean_and_range_of_curves():
 def test_a_fast_seed_keeps_its_lowest_until_the_slowest_ends():
     fast, slow = [(10.0, 90.0), (20.0, 50.0)], [(10.0, 90.0), (40.0, 60.0)]
     curves = {"both": [Curve([], fast), Curve([], slow)], "one": [Curve([], fast)]}
-    figure = time_figure(curves, assign_styles([name] for name in curves))
+    figure = time_figure(curves, css_classes(curves))
     rows = [row for row in figure.rows if row[0] == "both"]
     assert rows[-1] == ["both", "40", "55", "50", "60"]
     assert figure.rows[-1][:3] == ["one", "20", "50"]
@@ -219,7 +208,7 @@ def test_one_epoch_is_a_dot_and_no_time_to_a_perplexity(tmp_path, runs):
     short = write_run(tmp_path / "short", valid=[300.0], test=290.0)
     text, page = written(tmp_path, [short])
     assert "1 run, written" in page.text
-    assert [rows[1:] for rows in figures(text)] == [[["short", "1", "300", "1"]]]
+    assert [rows[1:] for rows in figures(text)] == [[["short", "1", "300"]]]
     assert 'id="time"' not in text
     text, _ = written(tmp_path, [*runs, short])
     assert len(figures(text)) == 2
@@ -249,7 +238,7 @@ def test_hostile_words_stay_words(tmp_path, ledger, text):
         tmp_path, [run], ledgers=[ledger], texts=texts, samples={text: [text]}, title=text
     )
     _, plain = written(tmp_path, [write_run(tmp_path / "plain", valid=[90.0, 80.0])])
-    allowed = {tag for tag, _ in plain.elements} | {"rect", "tspan", "blockquote", "h3"}
+    allowed = {tag for tag, _ in plain.elements} | {"rect", "tspan", "ul", "li", "h3"}
     assert {tag for tag, _ in page.elements} <= allowed
     shown = text.replace("\ud800", "?")
     assert ("h1", shown) in page.said
@@ -264,13 +253,17 @@ def test_markdown_has_the_tables(ledger, runs):
     record(runs[0], ledger)
     write_evaluations(runs[2], [{"kind": "cache", "split": "test", "perplexity": 53.75}])
     text = markdown(runs, [ledger])
-    titles = [line for line in text.splitlines() if line.startswith("## ")]
-    assert titles[0] == "## Runs"
-    assert titles[1].endswith("runs.jsonl")
-    assert titles[2] == "## Warnings"
+    titles = [line for line in text.splitlines() if line.startswith("#")]
+    assert titles == [
+        "## Results",
+        "## Ledgers",
+        f"### {markdown_text(ledger)}",
+        "## Settings and environment",  # those that differ
+        "## Warnings",
+    ]
     assert "| drill-2 | deep-residual 4 |" in text
     assert "evaluations.jsonl: left out 1 of other weights" in text
-    assert markdown([], [ledger]).startswith(titles[1])
+    assert markdown([], [ledger]).startswith("## Ledgers")
 
 
 def test_evaluations_and_starts_are_shown(tmp_path, ledger, runs):

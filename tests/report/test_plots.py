@@ -12,7 +12,7 @@ import pytest
 from drill.language_modeling.evaluation.calibration import Calibration, ReliabilityBin
 from drill.report import write_report
 from drill.report.analysis.label_vectors import NormBand
-from drill.report.page.figures import Curve, assign_styles, epochs_figure
+from drill.report.page.figures import Curve, css_classes, epochs_figure
 from drill.report.page.page import Section, write_page
 from tests.report.folders import perplexities, text_bands, write_run
 
@@ -136,7 +136,7 @@ def test_a_curve_is_read_zoomed_compared_and_downloaded(open_page, address):
         figure.get_by_role("link", name="Data as CSV").click()
     assert download.value.suggested_filename == "validation-perplexity-by-epoch.csv"
     rows = list(csv.reader(io.StringIO(download.value.path().read_text())))
-    assert rows[0] == ["run", "epoch", "validation perplexity", "averaged"]
+    assert rows[0] == ["run", "epoch", "validation perplexity"]
     assert len(rows) == 81
 
 
@@ -152,8 +152,8 @@ def test_a_curve_is_read_zoomed_compared_and_downloaded(open_page, address):
 )
 def test_odd_values_and_names_are_drawn(open_page, tmp_path, points):
     curves = {ODD: [Curve(points, [])], "other": [Curve([(9.0, 55.0)], [])]}
-    figure = epochs_figure(curves, assign_styles([name] for name in curves))
-    sections = [Section("curves", "Curves", [("figure", figure)])]
+    figure = epochs_figure(curves, css_classes(curves))
+    sections = [Section("curves", "Curves", [figure])]
     page = open_page(write_page(tmp_path / "odd.html", "Odd", "", sections).as_uri())
     assert page.locator("svg.plot g.line").count() == 2
     for label in ("log x", "log y"):

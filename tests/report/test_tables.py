@@ -13,11 +13,8 @@ from drill.report.tables import number_format
 from drill.report.tables.markup import Table, markdown_text
 from drill.report.tables.result_tables import (
     evaluations_table,
-    group_labels,
-    grouped,
     runs_table,
 )
-from drill.training.settings import recipe
 from tests.report.folders import of_weights, write_evaluations, write_run
 
 ADAPTED_PAPER = ("51.6 / 51.1", "+0.4 / +0.4")
@@ -60,18 +57,6 @@ def test_the_papers_figures_are_of_the_same_model(tmp_path):
     test, _, gap, _ = row("ptb-tied", valid=[61.53], test=None)
     assert (test, gap) == (None, "+0.8")  # validation alone
     assert row("my-own")[1:] == (None, None, [])
-
-
-def test_seeds_of_one_recipe_are_one_group(tmp_path):
-    folders = [write_run(tmp_path / f"tied-{seed}", seed=seed, valid=[60.0]) for seed in (1, 2, 3)]
-    folders += [write_run(tmp_path / "dual", recipe="ptb-dual", layer="dual", valid=[55.0])]
-    groups = grouped(read_runs(folders))
-    assert [len(group) for group in groups.values()] == [3, 1]
-    assert [*group_labels(groups).values()] == ["ptb-tied", "ptb-dual"]
-    changed = write_run(tmp_path / "changed", valid=[60.0], options="dropout = 0.9\n")
-    labels = group_labels(grouped(read_runs([folders[0], changed]))).values()
-    assert len(set(labels)) == 2  # other settings
-    assert all(label.startswith("ptb-tied, settings ") for label in labels)
 
 
 def test_evaluations_table_has_the_papers_figures(tmp_path):
@@ -142,20 +127,6 @@ def test_a_ledger_as_a_table(tmp_path):
     assert wanted == {key: row[key] for key in wanted}
     assert not {"list", "table"} & row.keys()
     assert row["recorded"].startswith("20")
-
-
-def test_tables_note_changes_to_the_recipe(tmp_path):
-    for seed in (1, 2):
-        run = write_run(tmp_path / f"seed-{seed}", seed=seed)
-        changed = recipe("ptb-tied", ["optimizer.lr=20.0", f"training.seed={seed}"])
-        (run / "recipe.toml").write_text(changed.to_toml())
-    plain = write_run(tmp_path / "plain")
-    (plain / "recipe.toml").write_text(recipe("ptb-tied").to_toml())
-    folders = [tmp_path / "seed-1", tmp_path / "seed-2", plain]
-    rows = [ledger.record(folder, tmp_path / "l.jsonl") for folder in folders]
-    for table in (runs_table(read_runs(folders)), runs_table(rows)):
-        assert table.changes == ["seed-1, seed-2: optimizer.lr: 30.0 -> 20.0"]
-        assert "Changed from the recipe:\n\n- seed-1" in table.markdown()
 
 
 # -- numbers and text ----------------------------------------------------------------------------

@@ -41,42 +41,19 @@ def _state(name: str) -> str:
     return "found"
 
 
-def languages_in(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
-    """The languages of a folder of pairs, from its file names (``train.en.gz``); None for a text.
-
-    ``source`` and ``target`` are needed if a folder has more than two.
-    """
-    from drill.data.parallel.corpora import COMPRESSED
-
-    texts = any((folder / name).is_file() for name in ("train", "train.txt"))
-    files = [path for path in folder.glob("train.*") if path.is_file()]
-    unpacked = {path.stem if path.suffix in COMPRESSED else path.name for path in files}
-    found = sorted({name.removeprefix("train.") for name in unpacked} - {"train", "txt"})
-    if source is not None or target is not None:
-        if source is None or target is None:
-            raise SettingsError("--source and --target: name both languages of the pairs")
-        return source, target
-    if texts or len(found) < 2:
-        return None
-    if len(found) > 2:
-        raise DataError(
-            f"{folder}: has train in {', '.join(found)}; choose two with --source and --target"
-        )
-    return DEFAULT if set(found) == set(DEFAULT) else (found[0], found[1])
-
-
 def data(
     corpus: Annotated[
         str | None,
         Argument(metavar="CORPUS", help="A name, a folder or a file; lists all if left out."),
     ] = None,
     min_count: Annotated[int, Option(min=1, help="Language models: rarer words become <unk>.")] = 1,
-    source: Annotated[
-        str | None, Option(help="Translators: source language; by file names.")
-    ] = None,
-    target: Annotated[str | None, Option(help="Translators: target language.")] = None,
+    source: Annotated[str | None, Option(help="Pairs: source language, en by default.")] = None,
+    target: Annotated[str | None, Option(help="Pairs: target language, de by default.")] = None,
 ) -> None:
-    """Find or download a corpus and count it, or list all."""
+    """Find or download a corpus and count it, or list all.
+
+    A folder of pairs is read as such with --source and --target.
+    """
     from drill.data.parallel.corpora import PARALLEL_NAMES
     from drill.data.text.catalog import NAMES, data_folders
 
@@ -88,25 +65,17 @@ def data(
         return
     from drill.data import read_corpus, read_parallel_corpus
 
-    pairs = None
-    if corpus not in (*NAMES, *PARALLEL_NAMES) and os.path.isdir(corpus):
-        pairs = languages_in(Path(corpus), source, target)
-    elif source is not None or target is not None:
-        raise SettingsError(
-            f"--source and --target: {corpus} is not a folder of pairs; leave them out"
-        )
-    if corpus in PARALLEL_NAMES or pairs is not None:
+    if corpus in PARALLEL_NAMES or source is not None or target is not None:
         if min_count > 1:
             raise SettingsError(f"--min-count: {corpus} uses subwords; leave it out")
-        first, second = pairs or DEFAULT
+        first, second = source or DEFAULT[0], target or DEFAULT[1]
         text = read_parallel_corpus(corpus, source=first, target=second)
-        of = f"{first} to {second}, " if pairs else ""
         sizes = "  ".join(f"{split} {len(each):,}" for split, each in text._asdict().items())
         words = "  ".join(
             f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
             for side in ("source", "target")
         )
-        echo(f"{corpus}: {of}pairs {sizes}; training words {words}")
+        echo(f"{corpus}: {first} to {second}, pairs {sizes}; training words {words}")
         return
     if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
         names = [*NAMES, *PARALLEL_NAMES]

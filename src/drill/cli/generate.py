@@ -12,7 +12,7 @@ from typer import Option
 from drill.cli import options
 from drill.cli.display import note
 from drill.cli.options import as_settings_error, is_standard_input, name_of
-from drill.errors import DataError, SettingsError
+from drill.errors import DataError
 
 if TYPE_CHECKING:
     from drill.data import Vocabulary
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 UNK = "<unk>"
 NAMED_AT_MOST = 20  # unknown words of a text
-COLUMNS = ("log p", "tokens", "unknown", "perplexity", "text")
 
 
 def generate(
@@ -36,9 +35,6 @@ def generate(
     seed: options.Seed = None,
     samples: Annotated[int, Option(min=1, help="Number of texts.")] = 1,
     allow_unk: Annotated[bool, Option("--allow-unk", help=f"Allow {UNK} to be generated.")] = False,
-    echo: Annotated[
-        bool, Option("--echo/--no-echo", help="Print the prompt before each text.")
-    ] = True,
     weights: options.Weights = None,
     device: options.Device = "auto",
 ) -> None:
@@ -65,7 +61,7 @@ def generate(
         if unknown:
             _name_unknown(unknown)
             _note_if_unk_is_untrained(loaded.vocabulary)
-        start = typer.style(prompt.rstrip(" "), bold=True) if echo and prompt else ""
+        start = typer.style(prompt.rstrip(" "), bold=True) if prompt else ""
         typer.echo(start, nl=False)  # bold on a terminal only
         for piece in pieces:
             typer.echo(piece, nl=False)
@@ -78,8 +74,6 @@ def score(
     run: options.Run,
     file: options.Lines = None,
     as_json: options.JsonLines = False,
-    words: Annotated[bool, Option("--words", help="Also print log p of every word.")] = False,
-    header: Annotated[bool, Option("--header", help="Print the column names first.")] = False,
     weights: options.Weights = None,
     device: options.Device = "auto",
 ) -> None:
@@ -89,24 +83,15 @@ def score(
     (words and the end), unknown (words that are <unk> to the model), perplexity
     (exp(-log p / tokens)), text. <unk> has the probability of all unknown words together, which may
     be high: do not compare lines with different numbers of them. Unknown words are listed on
-    standard error, and per line with --json.
+    standard error; with --json per line, with the log-probability of every word.
     """
     from drill.language_modeling.run import load_language_model
 
-    if header and as_json:
-        raise SettingsError("JSON lines have no columns; leave it out", key="--header")
     loaded = load_language_model(run, weights, device)
-    print_scores(loaded, file, as_json=as_json, words=words, header=header)
+    print_scores(loaded, file, as_json=as_json)
 
 
-def print_scores(
-    loaded: "LanguageModelRun",
-    file: Path | None,
-    *,
-    as_json: bool,
-    words: bool = False,
-    header: bool = False,
-) -> None:
+def print_scores(loaded: "LanguageModelRun", file: Path | None, *, as_json: bool) -> None:
     """The lines of `drill score`."""
     from drill.language_modeling.scoring import score as scored
 
@@ -120,13 +105,12 @@ def print_scores(
             lines_per_block=1 if interactive else 1024,
         )
         unknown: dict[str, None] = {}  # in the order of the text, each once
-        count = 0
-        for count, each in enumerate(found, start=1):
-            if header and count == 1:
-                typer.echo("\t".join(COLUMNS))
-            typer.echo(_printed(each, words, as_json))
+        empty = True
+        for each in found:
+            empty = False
+            typer.echo(_printed(each, as_json))
             unknown |= dict.fromkeys(each.unknown)
-        if count == 0:
+        if empty:
             raise DataError("has no line", key=name_of(file), hint="give one sentence per line")
         if not as_json:
             _name_unknown([*unknown])
@@ -151,19 +135,18 @@ def _note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
         )
 
 
-def _printed(each: "Scored", words: bool, as_json: bool) -> str:
+def _printed(each: "Scored", as_json: bool) -> str:
     from drill.training.run.folder import json_row
 
-    pairs = list(zip(each.words, each.log_probs, strict=True)) if words else []
     if not as_json:
         numbers = f"{each.log_prob:.4f}\t{each.tokens}\t{len(each.unknown)}\t{each.perplexity:.2f}"
-        lines = [f"{numbers}\t{each.text}", *(f"{x:.4f}\t\t\t\t{word}" for word, x in pairs)]
-        return "\n".join(lines)
+        return f"{numbers}\t{each.text}"
     row: dict[str, Any] = {
         "text": each.text,
         "log_prob": each.log_prob,
         "tokens": each.tokens,
         "perplexity": each.perplexity,
         "unknown": list(each.unknown),
+        "words": list(zip(each.words, each.log_probs, strict=True)),
     }
-    return json_row(row | ({"words": pairs} if words else {}), ensure_ascii=False)
+    return json_row(row, ensure_ascii=False)

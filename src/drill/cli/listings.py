@@ -1,22 +1,20 @@
 """`drill recipes`, `drill settings` and `drill layers`: what can be trained, changed and chosen."""
 
 import inspect
-import json
 import os
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from rich.console import Console
 from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import plain_table
-from drill.recipes.reader import describe, layer_name, measured, read, recipe_names
+from drill.recipes.reader import describe, read, recipe_names
 
 if TYPE_CHECKING:
     from drill.training.settings import Settings
@@ -24,70 +22,52 @@ if TYPE_CHECKING:
 # -- drill recipes --------------------------------------------------------------------------------
 
 WIDTH = 100
+VALUES = 32  # width of `key = value`, before a comment
 CPU, GPU = "cpu", "cuda"
 ON_GPUS = ("elife", "ptb", "wikitext-2", "multi30k", "europarl", "wmt14")
 CORPUS_DEVICES: Mapping[str, str] = {"bible": CPU, "numbers": CPU, **dict.fromkeys(ON_GPUS, GPU)}
 """What the recipes of a corpus need; those for any machine come first."""
 
 
-def recipes(as_json: options.Json = False) -> None:
+def recipes() -> None:
     """List the recipes that come with the package.
 
-    By corpus: name, length and output layer. --json adds training times where they were measured.
+    By corpus: name, length and output layer.
     """
-    found = [_listed(name) for name in recipe_names()]
-    if as_json:
-        echo(json.dumps(found, indent=2))
-        return
-    names = max(len(each["name"]) for each in found)
-    lengths = max(len(_length(each)) for each in found)
+    found = {name: read(name) for name in recipe_names()}  # as written: defaults would import torch
+    lengths = {name: _length(each["training"]) for name, each in found.items()}
+    columns = [max(map(len, column)) for column in (found, lengths.values())]
     for corpus, device in CORPUS_DEVICES.items():
-        of_corpus = [each for each in found if each["corpus"] == corpus]
-        task = "translators" if of_corpus[0]["task"] == "translation" else "language models"
+        of_corpus = [name for name, each in found.items() if each["data"]["corpus"] == corpus]
+        translates = found[of_corpus[0]].get("task") == "translation"
+        task = "translators" if translates else "language models"
         echo(f"{corpus}: {task}, {'any CPU' if device == CPU else 'NVIDIA GPU'}")
-        for each in of_corpus:
-            start = f"  {each['name']:{names}}  {_length(each):{lengths}}  "
+        for name in of_corpus:
+            start = f"  {name:{columns[0]}}  {lengths[name]:{columns[1]}}  "
             indent = " " * len(start)
-            echo(textwrap.fill(start + each["about"], WIDTH, subsequent_indent=indent))
+            echo(textwrap.fill(start + describe(name), WIDTH, subsequent_indent=indent))
         echo()
     echo("Train one with `drill train RECIPE`; `drill settings RECIPE` lists its settings.")
 
 
-def _listed(name: str) -> dict[str, Any]:
-    tables = read(name)  # as written: reading the defaults would import torch
-    training, timed = tables["training"], measured().get(name)
-    return {
-        "name": name,
-        "about": describe(name),
-        "task": tables.get("task", "language-model"),
-        "corpus": tables["data"]["corpus"],
-        "layer": layer_name(tables["layer"]),
-        "device": CORPUS_DEVICES[tables["data"]["corpus"]],
-        **{key: training.get(key) for key in ("epochs", "max_steps", "max_minutes")},
-        "measured": None if timed is None else asdict(timed),
-    }
-
-
-def _length(each: dict[str, Any]) -> str:
+def _length(training: Mapping[str, Any]) -> str:
     """The minutes or steps that end training before its epochs, or these."""
-    if each["max_minutes"] is not None:
-        return f"{each['max_minutes']:g} minutes"
-    if each["max_steps"] is not None:
-        return f"{each['max_steps']:,} steps"
-    return f"{each['epochs']:,} epoch{'' if each['epochs'] == 1 else 's'}"
+    if (minutes := training.get("max_minutes")) is not None:
+        return f"{minutes:g} minutes"
+    if (steps := training.get("max_steps")) is not None:
+        return f"{steps:,} steps"
+    epochs = training["epochs"]
+    return f"{epochs:,} epoch{'' if epochs == 1 else 's'}"
 
 
 # -- drill settings -------------------------------------------------------------------------------
 
 
-LONGEST = 40  # characters of a cell; a longer one, such as a path, moves its own line alone
-
-
 class Setting(NamedTuple):
     key: str
     value: Any
-    default: Any
-    type: str
+    default: Any  # None too where there is none
+    kind: str
     description: str
 
 
@@ -101,13 +81,12 @@ def settings(
         ),
     ],
     change: options.Set = None,
-    as_json: options.Json = False,
 ) -> None:
-    """List the settings of a recipe, which --set changes.
+    """Print a recipe with all of its settings.
 
-    Each with its value in the recipe, default, type and meaning. Which settings there are depends
-    on the layer, the encoder and the optimizer: add --set layer.name=mixture to see those of a
-    mixture.
+    As TOML, which `drill train` reads; each with its meaning, type and, where the recipe changes
+    it, default. Which settings there are depends on the layer, the encoder and the optimizer: add
+    --set layer.name=mixture to see those of a mixture.
     """
     from drill.training.run.folder import RunFolder
     from drill.training.settings import recipe as read_recipe
@@ -116,55 +95,40 @@ def settings(
         run = RunFolder(recipe)
         run.check_run("name a run folder, or a recipe: `drill recipes` lists them")
         recipe = str(run.recipe)
-    rows = list(_rows(read_recipe(recipe, change or ())))
-    if as_json:
-        echo(json.dumps([row._asdict() for row in rows], indent=2))
-        return
-    lines = [(r.key, _toml(r.value), _toml(r.default), f"{r.description} [{r.type}]") for r in rows]
-    lines.insert(0, ("setting", "value", "default", "description [type]"))
-    columns = list(zip(*lines, strict=True))[:3]
-    widths = [max(len(cell) for cell in column if len(cell) <= LONGEST) for column in columns]
-    for *cells, described in lines:
-        padded = (f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
-        echo("  ".join([*padded, described]))
+    found = read_recipe(recipe, change or ())
+    rows = {row.key: row for row in setting_rows(found)}
+    table = ""
+    for line in found.to_toml().splitlines():
+        if line.startswith("["):
+            table = line.strip("[]")
+        row = rows.get(f"{table}.{line.partition(' = ')[0]}")
+        echo(line if row is None else f"{line:{VALUES}}  # {_comment(row)}")
 
 
-def _rows(settings: "Settings") -> Iterator[Setting]:
-    from drill.training.schema import settable_arguments
+def _comment(row: Setting) -> str:
+    usual = "none" if row.default is None else row.default
+    changed = "" if row.default in (row.value, inspect.Parameter.empty) else f"; default {usual}"
+    return f"{row.description} [{row.kind}]{changed}"
+
+
+def setting_rows(settings: "Settings") -> Iterator[Setting]:
+    from drill.training.schema import in_words, settable_arguments
     from drill.training.settings import ENCODER_DEFAULTS
 
     special = ENCODER_DEFAULTS.get(settings.encoder["name"], {})
     for table, values, calls in _tables(settings):
         names = calls if isinstance(calls, Mapping) else {}
         arguments = settable_arguments(names[values["name"]] if names else calls)
+        own = {"name": Literal[tuple(names)], "embedding_dim": int, "shared": bool}
         for key, value in values.items():
             if isinstance(value, dict):  # a wrapped layer has a table of its own
                 continue
+            default: Any = inspect.Parameter.empty
             if key in arguments:
-                default = arguments[key].default
-                default = "required" if default is inspect.Parameter.empty else default
-                default = special.get(table, {}).get(key, default)
-                kind = type_name(arguments[key].annotation)
-            else:
-                kinds = {"name": " | ".join(names), "embedding_dim": "int", "shared": "bool"}
-                default, kind = "", kinds[key]
+                default = special.get(table, {}).get(key, arguments[key].default)
+            kind = in_words(arguments[key].annotation if key in arguments else own[key])
             described = descriptions()[table.split(".")[0]].get(key, "")
             yield Setting(f"{table}.{key}", value, default, kind, described)
-
-
-def type_name(annotation: Any) -> str:
-    """``int``, ``float | none``, ``list[int]``, ``input | output``."""
-    from drill.training.schema import alternatives
-
-    names: list[str] = []
-    for each in alternatives(annotation):
-        if get_origin(each) is Literal:
-            names += map(str, get_args(each))
-        elif get_origin(each) is not None:
-            names.append("list[int]")
-        else:
-            names.append("none" if each is type(None) else each.__name__)
-    return " | ".join(names)
 
 
 def _tables(settings: "Settings") -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -176,10 +140,6 @@ def _tables(settings: "Settings") -> Iterator[tuple[str, dict[str, Any], Any]]:
         yield table, values, calls
         if INNER in values:
             yield f"{table}.{INNER}", values[INNER], calls
-
-
-def _toml(value: Any) -> str:
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 @cache
@@ -197,7 +157,7 @@ train: FLOPs of one training step; x tied: relative to the tied layer
 infer: FLOPs of the logits of N tokens, with the labels encoded beforehand
 folds: after training, fold() replaces the layer by one nn.Linear on g_in(h)
 layers below deep-residual wrap another one, here tied
-of mixtape: 4 experts, gates for V/10 labels; of doc: 5 experts on a lower state"""
+experts: of mixture 15, of mixtape 4 (gates for V/10 labels), of doc 15 and 5 on a lower state"""
 
 
 def layers(
@@ -205,15 +165,8 @@ def layers(
     width: Annotated[
         int, Option("--embedding-dim", min=1, max=10**5, help="d, size of the embeddings.")
     ] = 400,
-    hidden: Annotated[
-        int | None, Option("--hidden-size", min=1, max=10**5, help="d_h; d by default.")
-    ] = None,
     tokens: Annotated[int, Option(min=1, max=10**6, help="N, tokens per step.")] = 1_400,
     depth: Annotated[int, Option(min=0, max=1000, help="Depth of deep-residual.")] = 4,
-    experts: Annotated[int, Option(min=1, max=1000, help="Experts of mixture and doc.")] = 15,
-    joint: Annotated[
-        int | None, Option(min=1, max=10**5, help="Joint size of dual; d by default.")
-    ] = None,
 ) -> None:
     """List the output layers and their cost.
 
@@ -222,8 +175,7 @@ def layers(
     """
     from drill.layers.cost import FORMULAE, cost, example_layers
 
-    hidden, joint = hidden or width, joint or width
-    built = example_layers(vocabulary, width, hidden, depth=depth, experts=experts, joint=joint)
+    built = example_layers(vocabulary, width, width, depth=depth, experts=15, joint=width)
     costs = {name: cost(layer, tokens) for name, layer in built.items()}
     headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
     rows = []
@@ -235,15 +187,10 @@ def layers(
         rows.append([name, *FORMULAE[name], f"{of.parameters:,}", train, over_tied, infer, folds])
     table = plain_table([*headings, "infer\nGFLOP", "folds"], rows, left=3, padding=(0, 1, 0, 0))
     console = Console(highlight=False, width=200)  # numbers must not be cut
-    console.print(f"V = {vocabulary:,} labels, d = {width:,}, d_h = {hidden:,}", end=", ")
-    console.print(f"N = {tokens:,} tokens a step\n")
+    console.print(f"V = {vocabulary:,} labels, d = {width:,} for E and h", end=", ")
+    console.print(f"N = {tokens:,} tokens a step, depth {depth}\n")
     console.print(table)
     console.print(LEGEND)
-    console.print(
-        f"shown with --depth {depth}, --experts {experts} of mixture and --joint {joint:,} of dual"
-    )
-    if narrow := [name for name in built if built[name].hidden_size == width != hidden]:
-        console.print(f"shown for d_h = d = {width:,}, which they require: {', '.join(narrow)}")
 
 
 def _giga(flops: int) -> str:

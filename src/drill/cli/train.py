@@ -4,7 +4,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,6 @@ from typer import Argument, Exit, Option, echo
 
 from drill.cli import options
 from drill.cli.display import TrainingDisplay, counting, note
-from drill.cli.errors import as_drill_error
 from drill.errors import SettingsError
 from drill.recipes.reader import apply_overrides, recipe_names
 from drill.training.progress import duration
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipes: Annotated[
-        list[str],
+    recipe: Annotated[
+        str,
         Argument(
             metavar="RECIPE",
-            help="Recipe names, .toml files, or run folders to resume.",
+            help="A recipe name, a .toml file, or a run folder to resume.",
             autocompletion=options.recipes_from,
         ),
     ],
@@ -35,81 +34,32 @@ def train(
     name: Annotated[
         str | None, Option(help="Name of the run folder; the recipe's name by default.")
     ] = None,
-    seed: Annotated[
-        list[int] | None,
-        Option("--seed", help="Random seed (training.seed); repeatable, one run each."),
-    ] = None,
+    seed: Annotated[int | None, Option(help="Random seed (training.seed).")] = None,
     runs: options.Runs = Path("runs"),
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Train recipes, one after another. The same command resumes.
+    """Train a recipe. The same command resumes.
 
-    `drill train RUN` resumes a run folder with its own settings. Ctrl-C saves and stops. Settings
-    and texts of all recipes are checked before the first is trained; if one fails, the others are
-    still trained. `drill recipes` lists the recipes.
+    `drill train RUN` resumes a run folder with its own settings. Ctrl-C saves and stops. `drill
+    recipes` lists the recipes; `drill study` trains several, with seeds.
     """
-    from drill.tasks import check_recipe
     from drill.training.run.resume_checks import settings_to_resume
-    from drill.training.settings import recipe
+    from drill.training.settings import recipe as read_recipe
 
-    seeds: list[int | None] = list(seed) if seed else [None]
-    wanted = [(each, number) for each in recipes for number in seeds]
     _check_name(name)
-    planned: list[tuple[Settings, Path]] = []
-    for each, number in wanted:
-        changes = [*(change or []), *([] if number is None else [f"training.seed={number}"])]
-        if os.path.isdir(each) and each not in recipe_names():  # Path.is_dir() fails on odd names
-            if name is not None:
-                raise SettingsError(
-                    f"{each} is resumed in its own folder",
-                    key=f"--name {name}",
-                    hint=f"to start another run: drill train {each}/recipe.toml --name {name}",
-                )
-            planned.append((settings_to_resume(each, changes), Path(each)))
-            continue
-        label = Path(each).stem if each.endswith(".toml") else each
-        if len(seeds) > 1:
-            label = f"{label}-seed-{number}"
-        planned.append((recipe(each, changes), runs / (name or label)))
-    if name is not None and len(wanted) > 1:
-        raise SettingsError(f"is for one run, not {len(wanted)}", key=f"--name {name}")
-    folders = [folder for _, folder in planned]
-    for folder in folders:
-        if folders.count(folder) > 1:
+    changes = [*(change or []), *([] if seed is None else [f"training.seed={seed}"])]
+    if os.path.isdir(recipe) and recipe not in recipe_names():  # Path.is_dir() fails on odd names
+        if name is not None:
             raise SettingsError(
-                f"{folders.count(folder)} runs of this name",
-                key=str(folder),
-                hint="give every recipe and seed once, or use separate commands with --name",
+                f"{recipe} is resumed in its own folder",
+                key=f"--name {name}",
+                hint=f"to start another run: drill train {recipe}/recipe.toml --name {name}",
             )
-    alone = len(planned) == 1 or "RANK" in os.environ  # several processes must stay in step
-    failed: list[Path] = []
-    for settings, folder in [] if alone else planned:  # now, not after hours of training
-        with _continue_after_error(folder, failed):
-            check_recipe(settings, folder, folders)
-    for settings, folder in planned:
-        if folder in failed:
-            continue
-        with nullcontext() if alone else _continue_after_error(folder, failed):
-            _train(settings, folder, device, quiet)
-    if failed:
-        note(f"drill: {len(failed)} of {len(planned)} runs failed: {', '.join(map(str, failed))}")
-        raise Exit(1)
-
-
-@contextmanager
-def _continue_after_error(folder: Path, failed: list[Path]) -> Iterator[None]:
-    """Print an error that a user can fix, add the folder to ``failed``, go on with the next."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        known = as_drill_error(error)
-        if known is None:
-            raise
-        note(f"drill: {known}")
-        failed.append(folder)
+        _train(settings_to_resume(recipe, changes), Path(recipe), device, quiet)
+        return
+    label = Path(recipe).stem if recipe.endswith(".toml") else recipe
+    _train(read_recipe(recipe, changes), runs / (name or label), device, quiet)
 
 
 def _check_name(name: str | None) -> None:

@@ -34,14 +34,7 @@ def translate(
     seed: options.Seed = None,
     scores: Annotated[bool, Option("--scores", help="Print line number, score and text.")] = False,
     as_json: options.JsonLines = False,
-    max_ratio: Annotated[
-        float, Option(help="Maximum length in subwords: max-ratio x source length + max-extra.")
-    ] = 1.0,
-    max_extra: Annotated[int, Option(help="See --max-ratio.")] = 50,
     batch_tokens: options.BatchTokens = 4096,
-    max_source: Annotated[
-        int, Option(min=1, help="Truncate source lines to this many subwords.")
-    ] = 512,
     weights: options.Weights = None,
     precision: options.Precision = None,
     device: options.Device = "auto",
@@ -83,9 +76,6 @@ def translate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        max_ratio=max_ratio,
-        max_extra=max_extra,
-        max_source=max_source,
         batch_tokens=batch_tokens,
     )
     with as_settings_error(), memory, searching as search:

@@ -10,8 +10,8 @@ from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import counting, note
-from drill.cli.options import Split, blocks_of_lines, name_of
-from drill.errors import DataError, SettingsError
+from drill.cli.options import Split
+from drill.errors import SettingsError
 
 if TYPE_CHECKING:
     from drill.cli.evaluation.rows import Evaluation
@@ -29,9 +29,6 @@ def words(
         list[str] | None,
         Option(metavar="WORD [GLOSS]", help="A new word, and what it means; repeatable."),
     ] = None,
-    file: Annotated[
-        Path | None, Option(help="New words, one a line: the word, a tab, what it means.")
-    ] = None,
     out: Annotated[
         Path | None, Option(help="Save the run with the new words in this folder.")
     ] = None,
@@ -48,22 +45,22 @@ def words(
 ) -> None:
     """Add words to a trained run, or score its held-out words.
 
-    With --add or --file, as in `drill words RUN --add sloop "a boat with one mast"`: new words get
+    With --add, as in `drill words RUN --add sloop "a boat with one mast"`: new words get
     vectors from their characters or glosses, as the run's labels.source says, and are printed with
     the words of nearest vectors. Without: the words that data.held_out has removed from training
     are scored on the validation and test text, and the result is saved in the run folder.
     """
-    new = _pairs(add or [], glosses or []) | (_read(file) if file is not None else {})
+    new = _pairs(add or [], glosses or [])
     if not new:
         from drill.cli.evaluation.rows import evaluation
 
         if out is not None or score is not None:
-            raise SettingsError("needs words: --add or --file", key="--out" if out else "--score")
+            raise SettingsError("needs words: --add", key="--out" if out else "--score")
         with evaluation(run, split, None, weights, None, device, as_json) as evaluated:
             _score_held_out(evaluated, quiet)
         return
     if split is not None:
-        raise SettingsError("is for held-out words; leave out --add and --file", key="--split")
+        raise SettingsError("is for held-out words; leave out --add", key="--split")
     from drill.language_modeling.run import load_language_model
 
     added = load_language_model(run, weights, device).add_words(new)
@@ -100,22 +97,12 @@ def _pairs(words: list[str], glosses: list[str]) -> dict[str, str]:
     return dict(zip(words, glosses or [""] * len(words), strict=True))
 
 
-def _read(file: Path) -> dict[str, str]:
-    found = {}
-    for line in (line for block in blocks_of_lines(file) for line in block if line.strip()):
-        word, _, gloss = line.partition("\t")
-        found[word.strip()] = gloss.strip()
-    if not found:
-        raise DataError("has no words", key=name_of(file))
-    return found
-
-
 def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
     from drill.language_modeling.evaluation.held_out import held_out_run, score_held_out
 
-    run, texts, autocast, add = evaluation
+    run = evaluation.run
     added = held_out_run(run)
-    for text in texts:
+    for text in evaluation.texts:
         start = time.monotonic()
         with counting(f"held-out words, {text.name}", quiet) as progress:
             found = score_held_out(
@@ -123,7 +110,7 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
                 added,
                 getattr(added.ids, text.name),
                 batch_size=text.batch_size,
-                autocast=autocast,
+                autocast=evaluation.autocast,
                 progress=progress,
             )
         row = {
@@ -143,7 +130,7 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
             "seconds": round(time.monotonic() - start, 3),
             "batch_size": text.batch_size,
         }
-        add(row, _lines(row))
+        evaluation.add(row, _lines(row))
 
 
 def _lines(row: dict[str, Any]) -> str:

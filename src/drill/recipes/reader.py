@@ -1,9 +1,7 @@
 """Recipes in TOML: read, merged with their base, changed by --set."""
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,24 +40,6 @@ def layer_name(table: Any) -> str | None:
     parts = [name, *(str(size) for size in sizes if type(size) is int)]
     inner = layer_name(table.get("inner"))
     return " ".join(parts if inner is None else [*parts, "x", inner])
-
-
-@dataclass(frozen=True)
-class Measured:
-    """How long ``epochs`` of a recipe took on a machine."""
-
-    seconds: float
-    epochs: int
-    device: str
-    commit: str
-    note: str
-
-
-@cache
-def measured() -> dict[str, Measured]:
-    """What bench/tables.py found by recipe; most have never been timed."""
-    text = (_FOLDER / "measured.json").read_bytes()
-    return {name: Measured(**row) for name, row in json.loads(text).items()}
 
 
 def read(name: str, folder: Path = Path(), under: tuple[str, ...] = ()) -> Table:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import drill
-from drill.errors import DataError, SettingsError
+from drill.errors import DataError, DrillError, SettingsError
 from drill.report.results.ledger import read, read_failures
 from drill.report.study import runner
 from drill.report.study.plan import read_plan
@@ -203,9 +203,10 @@ def test_a_folder_that_another_process_uses_is_left_to_it(workspace):
 
 
 def test_settings_are_checked_before_the_first_job(workspace):
-    missing = PLAN.replace("layer.depth=1", "data.corpus=nowhere")
-    with pytest.raises(Exception, match="nowhere"):
-        workspace.study(workspace.plan(missing))
+    for change in ("data.corpus=nowhere", "init_from=nowhere"):
+        missing = PLAN.replace("layer.depth=1", change)
+        with pytest.raises(DrillError, match="nowhere"):
+            workspace.study(workspace.plan(missing))
     assert workspace.started() == []
     workspace.study()
     (workspace.ledger).unlink()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from drill.report.study.page import write_study_page
+from drill.report.study.page import study_markdown, write_study_page
 from drill.report.study.states import States
-from drill.report.study.tables import report, status_table
+from drill.report.study.tables import status_table
 from tests.report.page_reader import figures
 from tests.report.study.fake_drill import PLAN
 
@@ -19,12 +19,18 @@ GOLDEN = """\
 
 ### train
 
+**Results of train**
+
 | row | n | valid | test | valid - a | p | test - a | p | minutes | minutes to 60 |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
 | a | 3 | 61.00 ± 0.58 | 59.00 ± 0.58 |  |  |  |  | 2.0 | 2.0 (1 of 3) |
 | b | 3 | 59.00 ± 0.00 | 57.00 ± 0.00 | -2.00 (-4.48 to +0.48) | 0.074 | -2.00 (-4.48 to +0.48) | 0.074 | 2.0 | 2.0 |
 
 n: seeds; ± is the standard error of the mean. Differences to the baseline are paired by seed, with a 95% confidence interval and the p-value of a two-sided paired t-test. Device: a GPU. Commit: abc1234.
+
+**Settings of the plan**
+
+- b: layer.depth=1
 """  # noqa: E501
 
 
@@ -38,7 +44,7 @@ def reported(workspace, text=PLAN, *goals) -> str:
     """What is reported of a study of this plan."""
     plan = workspace.plan(text)
     workspace.study(plan)
-    return report(States(plan, workspace.ledger, None), goals)
+    return study_markdown(States(plan, workspace.ledger, None), goals)
 
 
 def test_the_table_has_means_and_paired_differences(workspace):
@@ -59,7 +65,7 @@ def test_bits_per_byte_and_loss_by_frequency(workspace):
     assert "| 1.1000 ± 0.0000 |" in text
     assert "| -0.1000 (-0.1000 to -0.1000) |" in text
     line = "| b | 2 | 4.500 ± 0.000 | -0.500 (-0.500 to -0.500) | 2.000 ± 0.000 |"
-    assert line in text.split("loss by training count")[1]
+    assert line in text.split("**Loss by training count**")[1]
 
 
 def test_one_seed_has_no_error(workspace):
@@ -79,7 +85,8 @@ def test_what_is_not_in_the_table_is_named(workspace):
     workspace.study(plan, minutes=1.5 / 60)
     workspace.behave(b_seed_1__train="fail", a_seed_1__train="fail")
     workspace.study(workspace.plan(PLAN.replace("[1, 2]", "[1]")))
-    assert report(States(plan, workspace.ledger, None)).split("### Not in the tables\n")[1] == (
+    text = study_markdown(States(plan, workspace.ledger, None))
+    assert text.split("### Not in the tables\n")[1] == (
         "\n- a-seed-1 train: failed; ValueError: bad luck\n"
         "- b-seed-1 train: failed; ValueError: bad luck\n"
         "- missing: 2 of 4 jobs; --status lists them\n"
@@ -104,7 +111,7 @@ def test_partial_runs_and_repeated_ones_are_named(workspace):
     workspace.behave(a_seed_1__train="wait")
     plan = workspace.plan()
     workspace.study(plan, minutes=1.5 / 60)
-    text = report(States(plan, workspace.ledger, None))
+    text = study_markdown(States(plan, workspace.ledger, None))
     assert "- a-seed-1 train: partial; epochs 1, lowest valid 70.00\n" in text
     assert "Not in the tables" not in reported(workspace)
 
@@ -112,9 +119,9 @@ def test_partial_runs_and_repeated_ones_are_named(workspace):
 def test_held_out_words_have_a_table(workspace):
     text = reported(workspace, 'stages = ["train", "words"]\nset = ["data.held_out=1"]' + PLAN)
     rows = text.split("### words")[1].splitlines()
-    assert rows[2].startswith("| row | n | valid | test | back-off | mixed | among | rank | mass |")
+    assert rows[4].startswith("| row | n | valid | test | back-off | mixed | among | rank | mass |")
     start = "| a | 2 | 50.00 ± 0.00 | 50.00 ± 0.00 | - | - | 7.00 ± 0.00 | - | 0.2500 ± 0.0000 |"
-    assert rows[4].startswith(start)
+    assert rows[6].startswith(start)
 
 
 def test_a_row_has_the_papers_figures_of_its_recipe_or_of_the_one_it_names(workspace):
@@ -145,13 +152,13 @@ def test_a_page_has_the_tables_and_curves_over_seeds(workspace):
     assert ["a", "2", "61"] in [row[:3] for row in time]
 
 
-def test_changes_are_from_the_recipe_as_it_is_now(workspace):
-    def changes() -> str:
-        return reported(workspace, text).split("Changed from the recipe:")[1]
-
-    text = PLAN.replace("tiny.toml", "demo-drill")
-    assert "- b: layer.depth: 2 -> 1" in (before := changes())
-    rows = [json.loads(line) for line in workspace.ledger.read_text().splitlines()]
-    stale = [row | {"changes": ["encoder.layers: 9 -> 2"]} for row in rows]  # of another day
-    workspace.ledger.write_text("".join(json.dumps(row) + "\n" for row in stale))
-    assert changes() == before
+def test_the_settings_of_the_plan_are_below_the_table(workspace):
+    plan = 'set = ["training.epochs=2"]' + PLAN
+    text = reported(workspace, plan)
+    assert text.endswith(
+        "**Settings of the plan**\n\n- all rows: training.epochs=2\n- b: layer.depth=1\n"
+    )
+    page = write_study_page(
+        States(workspace.plan(plan), workspace.ledger, None), Path("study.html")
+    )
+    assert ">b: layer.depth=1</li>" in page.read_text()

@@ -22,7 +22,6 @@ TextOption = Annotated[
     Path | None,
     Option("--text", help="Language models: a text file to evaluate instead of a split."),
 ]
-SearchOption = Annotated[bool, Option("--search", help="Tune on the validation split first.")]
 
 
 def evaluate(
@@ -71,7 +70,9 @@ def evaluate(
     for name in given(context):
         if name in (LANGUAGE_MODEL_OPTIONS if translator else TRANSLATOR_OPTIONS):
             kind = "language models" if translator else "translators"
-            raise SettingsError(f"is for {kind}, which {run} is not", key=option_name(name))
+            raise SettingsError(
+                f"is for {kind}, which {run} is not", key=f"--{name.replace('_', '-')}"
+            )
     if translator:
         from drill.cli.evaluation.translation import evaluate_translation
         from drill.translation.build import check_ready
@@ -102,16 +103,13 @@ def evaluate(
         evaluate_plain(found, batch_size, bands, quiet)
 
 
-def option_name(name: str) -> str:
-    return f"--{name.rstrip('_').replace('_', '-')}"
-
-
 def dynamic(
-    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
-    search: SearchOption = False,
+    search: Annotated[
+        bool, Option("--search", help="Find --lr and --decay on the validation split first.")
+    ] = False,
     lr: Annotated[float, Option(min=0, help="Learning rate of the gradient steps.")] = 5e-5,
     decay: Annotated[
         float, Option(min=0, help="Decay of the weights towards the trained ones.")
@@ -136,7 +134,6 @@ def dynamic(
     from drill.language_modeling.evaluation import dynamic_evaluation
     from drill.language_modeling.evaluation import gradient_statistics as gradients
 
-    _check_tuned(given(context), "lr", "decay")
     if precision == "bfloat16":
         raise SettingsError(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
@@ -145,7 +142,8 @@ def dynamic(
         dynamic_evaluation.check_dynamic_settings(lr, decay, eps)
     fixed: dict[str, Any] = {"eps": eps, "segment_length": segment_length}
     shared = (run, split, text, weights, precision, device, as_json)
-    with evaluation(*shared, kind="dynamic") as (trained, texts, _, add):
+    with evaluation(*shared, kind="dynamic") as evaluated:
+        trained = evaluated.run
         start, folder = time.monotonic(), trained.folder.path
         saves = os.access(folder, os.W_OK)  # statistics and a search, which a later call reads
         computed = folder / "dynamic.safetensors"
@@ -179,21 +177,22 @@ def dynamic(
             rates = {key: found.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
         settings = {**rates, **fixed, "statistics_batch_size": size}
-        for each in texts:
+        for each in evaluated.texts:
             with counting(f"dynamic, {each.name}", quiet) as progress:
                 scored = dynamic_evaluation.dynamic_perplexity(
                     trained.model, each.ids, statistics, **rates, **fixed, progress=progress
                 )
-            add(*perplexity_row("dynamic", each, scored, start, **settings))
+            evaluated.add(*perplexity_row("dynamic", each, scored, start, **settings))
             start = time.monotonic()
 
 
 def cache(
-    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
-    search: SearchOption = False,
+    search: Annotated[
+        bool, Option("--search", help="Find --theta and --lambda on the validation split first.")
+    ] = False,
     window: Annotated[int, Option(min=1, help="Size of the cache in words.")] = 500,
     theta: Annotated[
         float, Option(help="Scale of the similarity of hidden states; 0 counts words.")
@@ -201,16 +200,6 @@ def cache(
     lambda_: Annotated[
         float, Option("--lambda", min=0, max=1, help="Weight of the cache in the mixture.")
     ] = 0.1,
-    published: Annotated[
-        bool,
-        Option(
-            "--published",
-            help="No cache at the start of the text and of chunks, as in the released code.",
-        ),
-    ] = False,
-    chunk: Annotated[
-        int, Option(min=1, help="Tokens read at a time; --published skips by it.")
-    ] = 2000,
     as_json: options.JsonLines = False,
     weights: options.Weights = None,
     precision: options.Precision = None,
@@ -225,11 +214,11 @@ def cache(
     from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
 
-    _check_tuned(given(context), "theta", "lambda_")
-    fixed: dict[str, Any] = {"window": window, "chunk": chunk, "published": published}
+    fixed: dict[str, Any] = {"window": window}
     shared = (run, split, text, weights, precision, device, as_json)
-    with evaluation(*shared, kind="cache") as (trained, texts, autocast, add):
-        fixed["autocast"] = autocast
+    with evaluation(*shared, kind="cache") as evaluated:
+        trained = evaluated.run
+        fixed["autocast"] = evaluated.autocast
         mixture: dict[str, Any] = {"theta": theta, "lambda_": lambda_}
         if search:
             with counting("search on validation", quiet) as progress:
@@ -239,22 +228,10 @@ def cache(
             mixture = {key: found.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lambda_']:g}")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lambda_"]}
-        settings |= {"as_published": published, **({"chunk": chunk} if published else {})}
-        for each in texts:
+        for each in evaluated.texts:
             start = time.monotonic()
             with counting(f"cache, {each.name}", quiet) as progress:
                 scored = cache_pointer.cache_perplexity(
                     trained.model, each.ids, **mixture, **fixed, progress=progress
                 )
-            add(*perplexity_row("cache", each, scored, start, **settings))
-
-
-def _check_tuned(names: list[str], *tuned: str) -> None:
-    """--search finds these values, so they cannot be given with it."""
-    for name in tuned:
-        if name in names and "search" in names:
-            raise SettingsError(
-                "is tuned by --search; leave one of them out", key=option_name(name)
-            )
-    if "limit" in names and "search" not in names:
-        raise SettingsError("limits what --search reads; add that", key="--limit")
+            evaluated.add(*perplexity_row("cache", each, scored, start, **settings))

@@ -1,6 +1,5 @@
 """Rows of RUN/evaluations.jsonl: the texts of a run, evaluated, printed and saved."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,13 +27,11 @@ from drill.training.precision import for_dynamic_evaluation, matmul_precision, r
 from drill.training.run.folder import json_row
 from drill.translation.run import TranslationRun
 
-Row = dict[str, Any]
+EvaluationRow = dict[str, Any]
 """A row of RUN/evaluations.jsonl."""
 
 CARRIES_STATE = {"dynamic": "dynamic evaluation", "cache": "the cache pointer"}
 """Kinds of evaluation that go on from segment to segment, as errors call them."""
-
-ZERO_PROBABILITY = "a word has zero probability; take other options or weights"
 
 
 class EvaluatedText(NamedTuple):
@@ -43,13 +40,20 @@ class EvaluatedText(NamedTuple):
     name: str
     ids: NDArray[Any]  # (N,)
     batch_size: int  # of plain evaluation
-    row: Row  # what a row says about the text
+    row: EvaluationRow  # what a row says about the text
 
 
-AddRow = Callable[[Row, str], None]
+AddRow = Callable[[EvaluationRow, str], None]
 """Prints and saves a row; the second argument is its text."""
-Evaluation = tuple[LanguageModelRun, list[EvaluatedText], torch.dtype | None, AddRow]
-"""(run, texts, autocast, add): what a command evaluates."""
+
+
+class Evaluation(NamedTuple):
+    """What a command evaluates, and where its results go."""
+
+    run: LanguageModelRun
+    texts: list[EvaluatedText]
+    autocast: torch.dtype | None
+    add: AddRow
 
 
 @contextmanager
@@ -58,35 +62,25 @@ def evaluation_rows(
 ) -> Iterator[AddRow]:
     """Yields a function that prints a row, as JSON or as its text, and saves it in the run folder.
 
-    An infinite perplexity is a result too, but an error at the end of the block, and so is a row
-    that could not be saved.
+    A row that could not be saved is an error at the end of the block.
     """
     about = {"run": str(run.folder.path), **run.origin.row(), "precision": precision}
-    infinite: list[Row] = []
     unsaved: list[RunFolderError] = []
 
-    def add(found: Row, text: str) -> None:
+    def add(found: EvaluationRow, text: str) -> None:
         row = {**about, **found}
         typer.echo(json_row(row) if as_json else text)
         try:
             run.folder.keep_evaluation(row)
         except RunFolderError as error:
             unsaved.append(error)
-        if not math.isfinite(row["perplexity"]):
-            infinite.append(row)
 
     yield add
     if unsaved:
         raise unsaved[0]
-    if infinite:
-        row = infinite[0]
-        raise SettingsError(
-            f"the perplexity is infinite (loss {row['loss']:.4g}): {ZERO_PROBABILITY}",
-            key=f"{row['kind']} {text_name(row)}",
-        )
 
 
-def text_name(row: Row) -> str:
+def text_name(row: EvaluationRow) -> str:
     """The split of the run's corpus, or the file."""
     own = row["split"] == OWN_FILES
     return str((row["source"] if "source" in row else row["text"]) if own else row["split"])
@@ -124,7 +118,7 @@ def evaluation(
         as_settings_error(),
         evaluation_rows(run, resolve_precision(chosen, model_device), as_json) as add,
     ):
-        yield run, _texts(run, split, text), autocast, add
+        yield Evaluation(run, _texts(run, split, text), autocast, add)
 
 
 def _texts(
@@ -149,7 +143,7 @@ def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedTe
     vocabulary = run.vocabulary
     ids = encode_text(read_own_text(path), vocabulary)
     unknown = int((ids == vocabulary.ids[UNK]).sum()) if UNK in vocabulary else 0
-    row: Row = {"split": OWN_FILES, "text": str(path), "sha256": sha256(path)}
+    row: EvaluationRow = {"split": OWN_FILES, "text": str(path), "sha256": sha256(path)}
     return EvaluatedText(str(path), ids, batch_size, row | {"unknown": unknown})
 
 
@@ -157,16 +151,16 @@ def evaluate_plain(
     evaluation: Evaluation, batch_size: int | None, bands: bool, quiet: bool
 ) -> None:
     """`drill evaluate`: the model as it is."""
-    run, texts, autocast, add = evaluation
+    run = evaluation.run
     vocabulary, corpus = run.vocabulary, run.settings.data["corpus"]
-    for text in texts:
+    for text in evaluation.texts:
         start = time.monotonic()
         with counting(text.name, quiet) as progress:
             found, values, targets = evaluate_tokens(
                 run.model,
                 text.ids,
                 bptt=run.settings.training["bptt"],
-                autocast=autocast,
+                autocast=evaluation.autocast,
                 batch_size=batch_size or text.batch_size,
                 token_bytes=vocabulary.token_bytes,
                 progress=progress,
@@ -177,14 +171,14 @@ def evaluate_plain(
             row["bands"] = [asdict(band) for band in by_band]
             table = TextBands({"loss": by_band}, left_out=excluded_words(vocabulary, corpus))
             line += f"\n\n{table_text(bands_table(table))}"
-        add(row, line)
+        evaluation.add(row, line)
 
 
 def perplexity_row(
     kind: str, text: EvaluatedText, found: Perplexity, start: float, **settings: Any
-) -> tuple[Row, str]:
+) -> tuple[EvaluationRow, str]:
     """The row of an evaluation that began at ``start``, and its line."""
-    row: Row = {
+    row: EvaluationRow = {
         "kind": kind,
         **text.row,
         "tokens": found.tokens,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from drill.cli.display import counting, note, table_text
-from drill.cli.evaluation.rows import Row, evaluation_rows, text_name
+from drill.cli.evaluation.rows import EvaluationRow, evaluation_rows, text_name
 from drill.cli.options import Precision
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.errors import SettingsError
@@ -95,7 +95,9 @@ def evaluate_translation(
                 run.folder.write_lines(path, found.hypotheses)
 
 
-def _read(run: TranslationRun, source: Path, reference: Path) -> tuple[Row, ParallelText, Pairs]:
+def _read(
+    run: TranslationRun, source: Path, reference: Path
+) -> tuple[EvaluationRow, ParallelText, Pairs]:
     """Files that are no split of the run's corpus."""
     text = ParallelText.from_files(source, reference)
     for path, lines in ((source, text.source), (reference, text.target)):
@@ -105,7 +107,7 @@ def _read(run: TranslationRun, source: Path, reference: Path) -> tuple[Row, Para
     return about, text, encode_pairs(text, run.subwords)
 
 
-def _line(row: Row, weights: str) -> str:
+def _line(row: EvaluationRow, weights: str) -> str:
     tokenised = row["tokenised_bleu"]
     cut = "" if tokenised is None else f"tokenised {tokenised:.2f}  "
     return (

@@ -1,8 +1,8 @@
 """`drill analyse`: loss by frequency, calibration, label vectors, rank."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option, echo
 
@@ -27,7 +27,7 @@ def analyse(
     no_rank: Annotated[
         bool, Option("--no-rank", help="Leave out the rank, which is slow on a CPU.")
     ] = False,
-    as_json: options.JsonLines = False,
+    as_json: options.Json = False,
     quiet: options.Quiet = False,
     device: options.Device = "auto",
 ) -> None:
@@ -41,8 +41,9 @@ def analyse(
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
+    from drill.report.page.figures import css_classes
+    from drill.report.page.page import Section, as_markdown, text_sections
     from drill.report.results.runs import distinct_names
-    from drill.report.tables import band_tables
     from drill.report.tables.markup import Table
     from drill.training.run.folder import json_row
 
@@ -55,17 +56,9 @@ def analyse(
     for name, run in loaded.items():
         found.add(name, run)
     if not as_json:
-        for text in found.texts:
-            losses = band_tables.bands_table(text)
-            for table in (
-                replace(losses, notes=[*losses.notes, STREAMS]),
-                band_tables.changes_table(text),
-                band_tables.calibration_table(text.calibration),
-                band_tables.norms_table(text.norms),
-                band_tables.nearest_table(text.nearest),
-            ):
-                if table.rows:
-                    echo(table.markdown())
+        named = [(", ".join(text.models), text) for text in found.texts]
+        echo(as_markdown(text_sections(named, css_classes(names.values()))))
+        echo(f"{STREAMS}\n")
     ranks: dict[str, LogProbRank] = {}
     if not no_rank:
         for name, run in loaded.items():
@@ -79,21 +72,12 @@ def analyse(
                     progress=progress,
                 )
     if as_json:
-        for text in found.texts:
-            for name, bands in text.losses.items():
-                calibration = text.calibration[name]
-                row: dict[str, Any] = {
-                    "run": name,
-                    "bands": [{**asdict(band), "mean_loss": band.mean_loss} for band in bands],
-                    "calibration": {"ece": calibration.ece, **asdict(calibration)},
-                }
-                for key in ("changes", "norms", "nearest"):
-                    if name in (of_runs := getattr(text, key)):
-                        row[key] = [asdict(each) for each in of_runs[name]]
-                if name in text.bits_per_byte:
-                    row["bits_per_byte"] = text.bits_per_byte[name]
-                rank = {"rank": ranks[name]._asdict()} if ranks else {}
-                echo(json_row(row | rank, nan=None))
+        texts = [
+            {**asdict(text), "ece": {name: each.ece for name, each in text.calibration.items()}}
+            for text in found.texts
+        ]
+        ranked = {name: each._asdict() for name, each in ranks.items()}
+        echo(json_row({"texts": texts, "ranks": ranked}, nan=None))
         return
     if ranks:
         rows = [
@@ -111,4 +95,4 @@ def analyse(
             "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the "
             "released code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
         )
-        echo(Table.of(rows, [remark]).markdown())
+        echo(as_markdown([Section("rank", "Rank", [Table.of(rows, [remark])])]))

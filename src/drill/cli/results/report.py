@@ -25,13 +25,10 @@ def report(
             help="Language models: add loss by word frequency, calibration and label vectors.",
         ),
     ] = False,
-    samples: Annotated[
-        int, Option(min=0, help="Language models: number of generated texts to show.")
-    ] = 0,
     as_markdown: Annotated[
         bool, Option("--markdown", help="Print Markdown tables, write no page.")
     ] = False,
-    device: Annotated[str, Option(help="Of --bands and --samples: auto, cpu, ...")] = "auto",
+    device: Annotated[str, Option(help="Of --bands: auto, cpu, ...")] = "auto",
 ) -> None:
     """Write one self-contained page about runs and ledgers.
 
@@ -56,22 +53,17 @@ def report(
         raise SettingsError("report: name run folders, or a --ledger")
     for path in ledger or []:
         read_ledger(path)  # fails now, not after minutes
-    if as_markdown and (bands or samples):
-        raise SettingsError("cannot be combined with --bands or --samples", key="--markdown")
+    if as_markdown and bands:
+        raise SettingsError("cannot be combined with --bands", key="--markdown")
     if as_markdown:
         echo(markdown(folders, ledger or []))
         return
     check_replaceable(out)
     found = RunComparison(say=display.note)
-    if bands or samples:
+    if bands:
         names = distinct_names(folders)
         for folder in folders:
             if task_of(folder) == TRANSLATION:
-                if samples:
-                    raise SettingsError(
-                        f"{folder} is a translator; leave out that folder, or --samples",
-                        key="--samples",
-                    )
                 if not saved_accuracy(read_run(folder).evaluations):
                     display.note(
                         f"{folder}: no accuracy of words is saved; run `drill evaluate {folder} "
@@ -79,13 +71,12 @@ def report(
                     )
             else:
                 display.note(f"reading {folder}")
-                found.add(names[folder], load_language_model(folder, device=device), bands, samples)
+                found.add(names[folder], load_language_model(folder, device=device))
     page = write_report(
         folders,
         out,
         ledgers=ledger or [],
         texts=found.texts,
-        samples=found.samples,
         title=title,
     )
     echo(f"wrote {page}")

@@ -45,11 +45,10 @@ def study(
     Results go to the ledger when a job ends. The same command resumes, on another machine too if
     it has the ledger. Ctrl-C saves and stops.
     """
-    from drill.report.study.page import write_study_page
+    from drill.report.study.page import study_markdown, write_study_page
     from drill.report.study.plan import read_plan
     from drill.report.study.runner import StudyRunner
     from drill.report.study.states import FAILED, States
-    from drill.report.study.tables import report as study_report
     from drill.report.study.tables import status_table
 
     if report and status:
@@ -66,7 +65,7 @@ def study(
     if report:
         states = States(wanted, results, None)
         if html is None:
-            echo(study_report(states, time_to or ()))
+            echo(study_markdown(states, time_to or ()))
         else:
             echo(f"wrote {write_study_page(states, html, time_to or ())}")
         return

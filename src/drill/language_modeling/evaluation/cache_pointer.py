@@ -23,6 +23,7 @@ from drill.training.precision import autocast_to, evaluating
 THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
 LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.3)
 
+CHUNK = 2000  # tokens that are encoded at a time
 SCORES = 2**22  # scores h_t . h_j in memory at a time
 SHORTEST_BLOCK = 128  # a block of q tokens computes window + q scores each, of which window count
 
@@ -34,8 +35,6 @@ def cache_perplexity(
     window: int = 500,
     theta: float = 1.0,
     lambda_: float = 0.1,
-    chunk: int = 2000,
-    published: bool = False,
     autocast: torch.dtype | None = None,
     progress: OnProgress | None = None,
 ) -> Perplexity:
@@ -47,11 +46,7 @@ def cache_perplexity(
         window: words in the cache.
         theta: weight of similarity; 0 counts words.
         lambda_: the cache's share of the probability.
-        chunk: tokens that are encoded at a time; it affects speed only.
         autocast: of the model, for example torch.bfloat16; similarities keep their precision.
-        published: as the released code: the first window + 1 tokens, and the first token of every
-            later chunk, do not use the cache; read ``published_perplexity``. By default every token
-            but the first uses it.
         progress: called with the tokens done and all there are.
 
     Returns:
@@ -59,8 +54,8 @@ def cache_perplexity(
     """
     check_cache_settings(window, [theta], [lambda_])
     data = single_stream("cache_perplexity", model, ids)
-    vocabulary, pointer = _read(model, data, window, [theta], chunk, autocast, progress)
-    losses = _mixed(vocabulary, pointer[0], lambda_, (window, chunk) if published else None)
+    vocabulary, pointer = _read(model, data, window, [theta], autocast, progress)
+    losses = _mixed(vocabulary, pointer[0], lambda_)
     check_nan("cache_perplexity", losses)
     return Perplexity(losses.sum().item(), len(losses), 1)
 
@@ -72,8 +67,6 @@ def cache_search(
     window: int = 500,
     thetas: Sequence[float] = THETAS,
     lambdas: Sequence[float] = LAMBDAS,
-    chunk: int = 2000,
-    published: bool = False,
     limit: int | None = None,
     autocast: torch.dtype | None = None,
     progress: OnProgress | None = None,
@@ -83,16 +76,12 @@ def cache_search(
     best = cache_search(model, valid, window=500).best
     result = cache_perplexity(model, test, window=500, **best.settings)
 
-    Give it the ``published`` and, where that is True, the ``chunk`` of the evaluation it is for.
-
     Args:
-        model: as of ``cache_perplexity``, and so are window, chunk, published and autocast.
+        model: as of ``cache_perplexity``, and so are window and autocast.
         ids: the validation text, (N,).
         window: words in the cache.
         thetas: weights of similarity to try.
         lambdas: shares of the cache to try.
-        chunk: tokens that are encoded at a time.
-        published: as the released code.
         limit: predict the first ``limit`` tokens only.
         autocast: of the model.
         progress: called with the tokens done and all there are.
@@ -104,13 +93,12 @@ def cache_search(
     if not (thetas and lambdas):
         raise ValueError("cache_search: there are no settings to try; give a theta and a lambda_")
     data = single_stream("cache_search", model, ids, limit)
-    vocabulary, pointers = _read(model, data, window, thetas, chunk, autocast, progress)
+    vocabulary, pointers = _read(model, data, window, thetas, autocast, progress)
     check_nan("cache_search", vocabulary)
-    skipped = (window, chunk) if published else None
     cells = []
     for theta, pointer in zip(thetas, pointers, strict=True):
         for lambda_ in lambdas:
-            nll = _mixed(vocabulary, pointer, lambda_, skipped).sum().item()
+            nll = _mixed(vocabulary, pointer, lambda_).sum().item()
             result = Perplexity(nll, len(data) - 1, 1) if math.isfinite(nll) else None
             cells.append(Cell({"theta": theta, "lambda_": lambda_}, result))
     return GridSearch(cells)
@@ -122,12 +110,11 @@ def _read(
     data: Tensor,  # (N, 1)
     window: int,
     thetas: Sequence[float],
-    chunk: int,
     autocast: torch.dtype | None,
     progress: OnProgress | None,
 ) -> tuple[Tensor, Tensor]:
     """The model's -log p (M,) and the cache's log p (thetas, M), NaN where the cache is empty."""
-    segments = evaluation_segments(len(data), chunk)
+    segments = evaluation_segments(len(data), CHUNK)
     state = model.initial_state(1)
     wide = next(model.parameters()).dtype
     vocabulary, pointer = [], []
@@ -191,19 +178,13 @@ def block_length(window: int) -> int:
     return max(1, min(fits, max(window, SHORTEST_BLOCK)))
 
 
-def _mixed(
-    vocabulary: Tensor, pointer: Tensor, lambda_: float, published: tuple[int, int] | None
-) -> Tensor:
-    """-log p of every token, (M,) in float64; ``published``: window and chunk, if skipped."""
-    t = torch.arange(len(vocabulary), device=vocabulary.device)
-    served = t > 0  # the cache is not empty
-    if published is not None:
-        window, chunk = published
-        served = (t > window) & (t % chunk != 0)
+def _mixed(vocabulary: Tensor, pointer: Tensor, lambda_: float) -> Tensor:
+    """-log p of every token, (M,) in float64; the first has an empty cache."""
     share = torch.tensor(lambda_, dtype=torch.float64, device=vocabulary.device)
     own = -vocabulary.double()
     both = torch.logaddexp(share.log() + pointer.double(), (-share).log1p() + own)
-    return -torch.where(served, both, own)
+    first = torch.arange(len(own), device=own.device) == 0
+    return -torch.where(first, own, both)
 
 
 def check_cache_settings(window: int, thetas: Sequence[float], lambdas: Sequence[float]) -> None:

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from typing import Any
 
 from torch import Tensor
@@ -37,17 +36,15 @@ logger = logging.getLogger("drill")
 
 @dataclass
 class RunComparison:
-    """Collects the test losses of runs, their calibration and labels, and generated samples.
+    """Collects the test losses of runs, their calibration and labels.
 
     Bands begin at ``edges``, by default those of the vocabulary. Nearest labels are those of
     ``words``, by default of one word of each band.
     """
 
     edges: Sequence[int] | None = None
-    prompts: Sequence[str] = ("",)
     words: Sequence[str] = ()
     say: Say = logger.info
-    samples: dict[str, list[str]] = field(default_factory=dict, init=False)
     _texts: dict[tuple[Hashable, ...], tuple[TextBands, Tensor]] = field(
         default_factory=dict, init=False
     )
@@ -58,16 +55,7 @@ class RunComparison:
         """Runs that have read the same text are in one."""
         return [text for text, _ in self._texts.values()]
 
-    def add(self, name: str, run: LanguageModelRun, bands: bool = True, samples: int = 0) -> None:
-        if bands:
-            self._add_bands(name, run)
-        if samples:
-            self.samples[name] = []
-            for seed, prompt in zip(range(samples), cycle(self.prompts), strict=False):
-                text = run.generate(prompt, max_new_tokens=40, temperature=0.8, seed=seed)
-                self.samples[name].append(text.split("\n")[0] if prompt else text)
-
-    def _add_bands(self, name: str, run: LanguageModelRun) -> None:
+    def add(self, name: str, run: LanguageModelRun) -> None:
         vocabulary, ids = run.vocabulary, run.ids.test
         size = max(1, min(BATCH, len(ids) // 2))  # the same for all runs on a text
         targets = batchify(ids, size)[1:].t().flatten()  # as ``token_losses`` predicts them

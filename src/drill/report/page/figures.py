@@ -14,8 +14,7 @@ import numpy as np
 from drill.language_modeling.evaluation.calibration import Calibration
 from drill.language_modeling.evaluation.frequency_bands import CountRange
 from drill.report.results.ledger import Row
-from drill.report.results.runs import RunSummary
-from drill.report.tables.result_tables import Result, grouped
+from drill.report.tables.result_tables import Result
 
 COLOURS, DASHES = 6, 5  # classes c0 .. c5 and d0 .. d4 of plots.css
 UNITS = ((2 * 86_400.0, 86_400.0, "days"), (7_200.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
@@ -36,7 +35,7 @@ class Figure:
 
     title: str  # read aloud by screen readers
     legend: Sequence[tuple[str, str]]  # (name, classes) in the order of the names in ``rows``
-    columns: Sequence[str]  # name, x, y, and for lines ``lowest``, ``highest``, ``averaged``
+    columns: Sequence[str]  # name, x, y, and for lines ``lowest``, ``highest``
     rows: Sequence[Sequence[str]]
     caption: str
     kind: str = "lines"  # or "bars"
@@ -74,7 +73,6 @@ class Curve:
     epochs: Sequence[Point]
     seconds: Sequence[Point]
     device: str | None = None
-    averaged_from: float | None = None  # the first epoch of averaged weights
     training: Sequence[Point] = ()  # training perplexity by epoch
 
     @classmethod
@@ -87,7 +85,6 @@ class Curve:
             [(each.epochs_done, each.valid) for each in result.validations],
             best_so_far((each.elapsed, each.valid) for each in result.validations),
             result.device,
-            next((each.epochs_done for each in result.curve if each.averaged), None),
             [(p.epochs_done, p.perplexity) for p in result.training if p.perplexity is not None],
         )
 
@@ -105,34 +102,12 @@ def best_so_far(values: Iterable[tuple[float | None, float | None]]) -> list[Poi
 # -- colours --------------------------------------------------------------------------------------
 
 
-def css_classes(colour: int, dash: int) -> str:
-    return f"c{colour % COLOURS} d{dash % DASHES}"
-
-
-def assign_styles(groups: Iterable[Sequence[str]]) -> dict[str, str]:
-    """CSS classes: a colour for each group of names and a dash for each name in it.
-
-    No two names look alike while there are unused colours and dashes.
-    """
-    found: dict[str, str] = {}
-    used = [0] * COLOURS
-    for number, group in enumerate(groups):
-        for name in group:
-            colour = number % COLOURS
-            if used[colour] >= DASHES:
-                colour = used.index(min(used))
-            found[name] = css_classes(colour, used[colour])
-            used[colour] += 1
-    return found
-
-
-def run_styles(runs: Sequence[RunSummary], others: Iterable[str] = ()) -> dict[str, str]:
-    """A colour per recipe, a dash per seed; then other names."""
-    groups = [[run.name for run in group] for group in grouped(runs).values()]
-    names = {run.name for run in runs}
-    return assign_styles(
-        [*groups, *([name] for name in dict.fromkeys(others) if name not in names)]
-    )
+def css_classes(names: Iterable[str]) -> dict[str, str]:
+    """A colour and a dash for each name; the first ``COLOURS`` have lines without dashes."""
+    return {
+        name: f"c{n % COLOURS} d{n // COLOURS % DASHES}"
+        for n, name in enumerate(dict.fromkeys(names))
+    }
 
 
 # -- curves ---------------------------------------------------------------------------------------
@@ -141,18 +116,13 @@ Curves = Mapping[str, Sequence[Curve]]  # of each name: one run, or the seeds of
 
 
 def epochs_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
-    """Validation perplexity by epoch; a ring marks where averaging begins."""
+    """Validation perplexity by epoch."""
     return _line_figure(
         "Validation perplexity by epoch",
         ("epoch", "validation perplexity"),
         {name: [each.epochs for each in group] for name, group in curves.items()},
         look,
         ["Values above the upper edge are cut off."],
-        averaged={
-            name: group[0].averaged_from
-            for name, group in curves.items()
-            if len(group) == 1 and group[0].averaged_from is not None
-        },
         whole=True,
     )
 
@@ -209,12 +179,11 @@ def _line_figure(
     curves: Mapping[str, Sequence[Sequence[Point]]],
     look: Mapping[str, str],
     notes: Sequence[str],
-    averaged: Mapping[str, float] | None = None,
     whole: bool = False,
 ) -> Figure | None:
     """A line for each name: its curve, or the mean of its curves with their range.
 
-    ``averaged`` is the x of the first point of averaged weights. None: no line has a point.
+    None: no line has a point.
     """
     lines: dict[str, Sequence[Sequence[float]]] = {
         name: group[0] if len(group) == 1 else mean_and_range(group)
@@ -229,18 +198,14 @@ def _line_figure(
         return None
     with_range = any(len(point) > 2 for line in lines.values() for point in line)
     columns = ["run", *axes, *(["lowest", "highest"] if with_range else [])]
-    columns += ["averaged"] if averaged else []
     rows = []
     for name, line in lines.items():
         for x, y, *ends in line:
             row = [name, _number(x), _number(y)]
             if with_range:
                 row += map(_number, ends) if ends else ["", ""]
-            if averaged:
-                row.append("1" if x >= averaged.get(name, math.inf) else "")
             rows.append(row)
-    caption = [SEED_RANGE_NOTE] if with_range else []
-    caption += [*notes, "A ring marks the first epoch of averaged weights."] if averaged else notes
+    caption = [*([SEED_RANGE_NOTE] if with_range else []), *notes]
     return Figure(
         f"{title}. {'; '.join(f'{name} reaches {low:.2f}' for name, low in lows.items())}",
         [(name, look[name]) for name, line in lines.items() if line],

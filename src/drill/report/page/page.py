@@ -1,39 +1,46 @@
 """Reports on runs and ledgers: one self-contained HTML file, or the same tables in Markdown."""
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from drill.data.text.corpora import WORDS
 from drill.errors import ReportError
 from drill.files import atomic_write
-from drill.recipes.reader import recipe_names
 from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page import figures
-from drill.report.page.figures import Curve
+from drill.report.page.figures import Curve, Figure
 from drill.report.results import ledger
-from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import read_starts
 from drill.report.results.runs import RunSummary, read_runs, setting_text
 from drill.report.tables import band_tables, result_tables
 from drill.report.tables.band_tables import TextBands
-from drill.report.tables.markup import Table, markdown_text
-from drill.report.tables.result_tables import Result, T, grouped
-from drill.training.settings import flatten, recipe
+from drill.report.tables.markup import Listing, Table, markdown_text
+from drill.training.settings import flatten
 
-ADAPTED = "Dynamic evaluation and cache"
+T = TypeVar("T")
 GENERATOR = '<meta name="generator" content="drill">'  # marks a file that drill may replace
 
-Block = tuple[str, Any]
-"""(kind, content): text, heading, table (caption, Table), figure (or None), samples, settings or
-list."""
+
+@dataclass(frozen=True)
+class RunSettings:
+    """All settings of a run, folded up on a page."""
+
+    name: str
+    about: str
+    tables: Mapping[str, Sequence[tuple[str, str]]]
+
+
+Block = str | Table | Listing | Figure | RunSettings
+"""What a section consists of; a string is a heading."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,23 @@ class Section:
     key: str
     heading: str
     blocks: Sequence[Block]  # none: the section is not shown
+
+    @classmethod
+    def of(cls, key: str, heading: str, *blocks: Block | None) -> "Section":
+        """A section without the empty ones of ``blocks``."""
+        return cls(key, heading, _under_headings([each for each in blocks if each]))
+
+
+def _under_headings(blocks: Sequence[Block]) -> list[Block]:
+    """Without headings that nothing follows."""
+    return [
+        block
+        for block, after in pairwise([*blocks, ""])
+        if not (isinstance(block, str) and isinstance(after, str))
+    ]
+
+
+# -- two ways to write a report -------------------------------------------------------------------
 
 
 def write_report(
@@ -64,46 +88,29 @@ def write_report(
         title: of the page.
         now: the time shown; the same input and time give the same bytes.
 
-    Names in ``texts`` and ``samples`` that are names of runs share their colours.
+    Names in ``texts`` that are names of runs share their colours.
 
     Returns:
         The path of the file.
     """
     found = read_runs(runs)
-    rows = [(str(path), ledger.read(path)) for path in ledgers]
-    samples = samples or {}
-    look = figures.run_styles(found, [*(name for text in texts for name in text.models), *samples])
-    remarks = [each for run in found for each in run.remarks]
-    trained = [*by_corpus([run for run in found if run.curve]).items()]
-    several = [run for run in found if sum(each.epochs_done > 0 for each in run.validations) > 1]
-    timed = [*by_corpus(several).items()]  # one validation is no curve
-    read = [(_corpora_and_models(text.models, found), text) for text in texts]
-    results = [("table", ("Every run", result_tables.runs_table(found)))] if found else []
-    sections = [
-        Section("results", "Results", results),
-        Section("curves", "Learning curves", [*_each(trained, _curves, look)]),
-        Section("time", "Time to a perplexity", [*_each(timed, _times, look)]),
-        Section("evaluations", ADAPTED, [*_evaluations(found)]),
-        Section(
-            "bands",
-            "Rare and frequent words",
-            [*_each(read, _bands, look), *_accuracy(found)],
-        ),
-        Section("calibration", "Calibration", [*_each(read, _calibration, look)]),
-        Section("labels", "Label vectors", [*_each(read, _labels, look)]),
-        Section(
-            "samples",
-            "Samples",
-            [("samples", (name, look[name], texts)) for name, texts in samples.items()],
-        ),
-        Section("ledgers", "Ledgers", [*_ledgers(rows)]),
-        Section("settings", "Settings and environment", [*_settings(found)]),
-        Section("remarks", "Warnings", [("list", remarks)] if remarks else []),
-    ]
-    counts = {"run": len(found), "ledger": len(rows)}
+    sections = run_sections(found, ledgers, texts, samples or {})
+    counts = {"run": len(found), "ledger": len(ledgers)}
     parts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items() if n]
-    about = ", ".join(parts) or "no runs"
-    return write_page(Path(out), title, about, sections, now)
+    return write_page(Path(out), title, ", ".join(parts) or "no runs", sections, now)
+
+
+def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> str:
+    """The tables of ``write_report``.
+
+    Args:
+        runs: run folders.
+        ledgers: .jsonl files of results.
+
+    Returns:
+        Markdown.
+    """
+    return as_markdown(run_sections(read_runs(runs), ledgers))
 
 
 def write_page(
@@ -130,9 +137,26 @@ def write_page(
         title=title,
         about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         sections=[each for each in sections if each.blocks],
+        kind=lambda block: type(block).__name__,
     )
     atomic_write(out, text.encode("utf-8", "replace"))  # file names may have lone surrogates
     return out
+
+
+def as_markdown(sections: Sequence[Section], level: int = 2) -> str:
+    """The tables and lists of ``sections``, under headings of this level."""
+    parts = []
+    for section in sections:
+        printed = [each for each in section.blocks if isinstance(each, str | Table | Listing)]
+        blocks = _under_headings(printed)
+        parts += [f"{'#' * level} {markdown_text(section.heading)}\n"] if blocks else []
+        for block in blocks:
+            if isinstance(block, str):
+                parts.append(f"{'#' * (level + 1)} {markdown_text(block)}\n")
+            elif isinstance(block, Table | Listing):
+                parts += [f"**{markdown_text(block.caption)}**\n"] if block.caption else []
+                parts.append(block.markdown())
+    return "\n".join(parts)
 
 
 def check_replaceable(path: Path) -> None:
@@ -145,93 +169,95 @@ def check_replaceable(path: Path) -> None:
                 )
 
 
-def markdown(runs: Sequence[Path | str], ledgers: Sequence[Path | str] = ()) -> str:
-    """The tables of ``write_report``.
-
-    Args:
-        runs: run folders.
-        ledgers: .jsonl files of results.
-
-    Returns:
-        Markdown.
-    """
-    found = read_runs(runs)
-    parts = ["## Runs", result_tables.runs_table(found).markdown()] if found else []
-    if (adapted := result_tables.evaluations_table(found)).rows:
-        parts += [f"## {ADAPTED}", adapted.markdown()]
-    for path in ledgers:
-        rows = ledger.read(path)
-        table = result_tables.runs_table(rows).markdown() if rows else "No results were recorded."
-        parts += [f"## {markdown_text(path)}", table]
-        if any(row.evaluations for row in rows):
-            parts += [f"### {ADAPTED}", result_tables.evaluations_table(rows).markdown()]
-    if remarks := [each for run in found for each in run.remarks]:
-        parts += ["## Warnings", "".join(f"- {markdown_text(each)}\n" for each in remarks)]
-    return "\n".join(part if part.endswith("\n") else f"{part}\n" for part in parts)
-
-
 # -- sections -------------------------------------------------------------------------------------
 
 
-def _each(
-    groups: Sequence[tuple[str, Any]],
-    blocks: Callable[[Any, Mapping[str, str]], Iterator[Block]],
-    look: Mapping[str, str],
-) -> Iterator[Block]:
-    """The blocks of every group, under its name where there are several groups."""
-    for name, group in groups:
-        found = list(blocks(group, look))
-        if found and len(groups) > 1:
-            yield "heading", name or "unknown corpus"
-        yield from found
+def run_sections(
+    runs: Sequence[RunSummary],
+    ledgers: Sequence[Path | str] = (),
+    texts: Sequence[TextBands] = (),
+    samples: Mapping[str, Sequence[str]] | None = None,
+) -> list[Section]:
+    """What is reported of runs and ledgers; see ``write_report``."""
+    look = figures.css_classes([*(run.name for run in runs), *(n for t in texts for n in t.models)])
+    several = [run for run in runs if sum(each.epochs_done > 0 for each in run.validations) > 1]
+
+    def curves(of: Sequence[RunSummary]) -> Iterator[Figure | None]:
+        found = {run.name: [Curve.of(run)] for run in of}
+        yield figures.epochs_figure(found, look)
+        yield figures.training_figure(found, look)
+
+    def times(of: Sequence[RunSummary]) -> Iterator[Figure | None]:
+        yield figures.time_figure({run.name: [Curve.of(run)] for run in of}, look)
+
+    trained = by_corpus([run for run in runs if run.curve])
+    timed = by_corpus(several)  # one validation is no curve
+    named = [(_corpora_and_models(text.models, runs), text) for text in texts]
+    return [
+        Section.of("results", "Results", result_tables.runs_table(runs)),
+        Section.of("curves", "Learning curves", *_in_groups(trained.items(), curves)),
+        Section.of("time", "Time to a perplexity", *_in_groups(timed.items(), times)),
+        Section.of(
+            "evaluations", "Dynamic evaluation and cache", result_tables.evaluations_table(runs)
+        ),
+        *text_sections(named, look, _accuracy(runs)),
+        Section.of(
+            "samples", "Samples", *(Listing(each, name) for name, each in (samples or {}).items())
+        ),
+        Section.of("ledgers", "Ledgers", *_ledgers(ledgers)),
+        Section.of("settings", "Settings and environment", settings_table(runs), *_settings(runs)),
+        Section.of("remarks", "Warnings", Listing([each for run in runs for each in run.remarks])),
+    ]
 
 
-def _curves(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
-    curves = {run.name: [Curve.of(run)] for run in runs}
-    for figure in (figures.epochs_figure(curves, look), figures.training_figure(curves, look)):
-        if figure is not None:
-            yield "figure", figure
+def text_sections(
+    texts: Sequence[tuple[str, TextBands]], look: Mapping[str, str], accuracy: Iterable[Block] = ()
+) -> list[Section]:
+    """Loss by word frequency, calibration and label vectors of texts and their names.
 
+    ``accuracy`` is that of translators, by word frequency.
+    """
 
-def _times(runs: Sequence[RunSummary], look: Mapping[str, str]) -> Iterator[Block]:
-    curves = {run.name: [Curve.of(run)] for run in runs}
-    if (figure := figures.time_figure(curves, look)) is not None:
-        yield "figure", figure
+    def losses(text: TextBands) -> Iterator[Block | None]:
+        caption = "How often a word occurs in the training text, and what it costs to predict it."
+        bar, nats = figures.bar_figure, "nats per token"
+        yield bar("Mean loss", nats, text.losses, "mean_loss", look, caption)
+        yield band_tables.bands_table(text)
+        if text.changes:
+            base = next(iter(text.losses))
+            what, axis = f"Loss against {base}", "% change of loss, over tokens"
+            caption = f"Change of loss against {base}; below zero is better."
+            yield bar(what, axis, text.changes, "by_tokens", look, caption)
+            yield band_tables.changes_table(text)
 
+    def calibration(text: TextBands) -> Iterator[Block]:
+        if text.calibration:
+            yield figures.reliability_figure(text.calibration, look)
+            yield band_tables.calibration_table(text.calibration)
 
-def _evaluations(runs: Sequence[RunSummary]) -> Iterator[Block]:
-    if (table := result_tables.evaluations_table(runs)).rows:
-        about = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
-        yield "text", about
-        yield "table", ("Perplexity of dynamic evaluation and the cache", table)
-
-
-def _bands(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
-    bar, nats = figures.bar_figure, "nats per token"
-    caption = "How often a word occurs in the training text, and what it costs to predict it."
-    yield "figure", bar("Mean loss", nats, text.losses, "mean_loss", look, caption)
-    yield "table", ("Loss by training count", band_tables.bands_table(text))
-    if text.changes:
-        base = next(iter(text.losses))
-        what, axis = f"Loss against {base}", "% change of loss, over tokens"
-        caption = f"Change of loss against {base}; below zero is better."
-        yield "figure", bar(what, axis, text.changes, "by_tokens", look, caption)
-        yield "table", (what, band_tables.changes_table(text))
-
-
-def _calibration(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
-    if text.calibration:
-        yield "figure", figures.reliability_figure(text.calibration, look)
-        yield "table", ("Calibration", band_tables.calibration_table(text.calibration))
-
-
-def _labels(text: TextBands, look: Mapping[str, str]) -> Iterator[Block]:
-    if text.norms:
+    def labels(text: TextBands) -> Iterator[Block | None]:
         for key, name in (("embedding", "E"), ("output", "g_out(E)")):
             what, axis = f"Norm of {name}", f"mean norm in {name}"
-            yield "figure", figures.bar_figure(what, axis, text.norms, key, look)
-        yield "table", ("Norms by training count", band_tables.norms_table(text.norms))
-        yield "table", ("Nearest labels", band_tables.nearest_table(text.nearest))
+            yield figures.bar_figure(what, axis, text.norms, key, look)
+        yield band_tables.norms_table(text.norms)
+        yield band_tables.nearest_table(text.nearest)
+
+    rare = "Rare and frequent words"
+    return [
+        Section.of("bands", rare, *_in_groups(texts, losses), *accuracy),
+        Section.of("calibration", "Calibration", *_in_groups(texts, calibration)),
+        Section.of("labels", "Label vectors", *_in_groups(texts, labels)),
+    ]
+
+
+def _in_groups(
+    groups: Collection[tuple[str, T]], blocks: Callable[[T], Iterable[Block | None]]
+) -> Iterator[Block | None]:
+    """The blocks of every group, under its name where there are several groups."""
+    for name, group in groups:
+        if len(groups) > 1:
+            yield name or "unknown corpus"
+        yield from blocks(group)
 
 
 def _accuracy(runs: Sequence[RunSummary]) -> Iterator[Block]:
@@ -245,31 +271,18 @@ def _accuracy(runs: Sequence[RunSummary]) -> Iterator[Block]:
     for (kind, corpus, search, _), models in groups.items():
         of = ", ".join(filter(None, (corpus, search)))
         caption = f"{kind.capitalize()}s that translators get right ({of})"
-        yield "table", (caption, band_tables.accuracy_table(models, of=kind))
+        yield replace(band_tables.accuracy_table(models, of=kind), caption=caption)
 
 
-def _ledgers(ledgers: Sequence[tuple[str, Sequence[ledger.Row]]]) -> Iterator[Block]:
-    """The seeds of a recipe are one curve with a band; one epoch is no curve."""
-    for path, rows in ledgers:
-        if len(ledgers) > 1:
-            yield "heading", path
-        for corpus, results in by_corpus([row for row in rows if row.curve[1:]]).items():
-            groups = grouped(results)
-            labels = result_tables.group_labels(groups)
-            curves = {labels[key]: [Curve.of(row) for row in groups[key]] for key in groups}
-            look = figures.assign_styles([name] for name in curves)
-            yield "heading", corpus or "unknown corpus"
-            yield "figure", figures.epochs_figure(curves, look)
-            yield "figure", figures.time_figure(curves, look)
-        if rows:
-            yield "table", (path, result_tables.runs_table(rows))
-        if any(row.evaluations for row in rows):
-            yield "table", (f"{path}, {ADAPTED.lower()}", result_tables.evaluations_table(rows))
+def _ledgers(paths: Sequence[Path | str]) -> Iterator[Block]:
+    for path in paths:
+        rows = ledger.read(path)
+        yield str(path)
+        yield result_tables.runs_table(rows)
+        yield result_tables.evaluations_table(rows)
 
 
-def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
-    if (differing := settings_table(runs)).rows:
-        yield "table", ("Settings that differ", differing)
+def _settings(runs: Sequence[RunSummary]) -> Iterator[RunSettings]:
     for run in runs:
         about = ", ".join(each for each in (run.recipe, run.layer, run.device) if each)
         tables = {key: value for key, value in run.settings.items() if isinstance(value, Mapping)}
@@ -281,7 +294,7 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[Block]:
             name: [(key, setting_text(value)) for key, value in flatten(table).items()]
             for name, table in shown.items()
         }
-        yield "settings", (run.name, about, pairs)
+        yield RunSettings(run.name, about, pairs)
 
 
 def settings_table(runs: Sequence[RunSummary]) -> Table:
@@ -296,27 +309,22 @@ def settings_table(runs: Sequence[RunSummary]) -> Table:
             [("settings", key), *((name, settings.get(key, "")) for name, settings in flat.items())]
             for key in keys
             if len({settings[key] for settings in flat.values() if key in settings}) > 1
-        ]
+        ],
+        caption="Settings that differ",
     )
 
 
-def by_corpus(results: Sequence[T]) -> dict[str, list[T]]:
-    """Results by corpus, since perplexities of different texts or tokens do not compare."""
-    groups: dict[str, list[T]] = {}
-    for each in results:
+def by_corpus(runs: Sequence[RunSummary]) -> dict[str, list[RunSummary]]:
+    """Runs by corpus, since perplexities of different texts or tokens do not compare."""
+    groups: dict[str, list[RunSummary]] = {}
+    for each in runs:
         groups.setdefault(corpus_of(each), []).append(each)
     return groups
 
 
-def corpus_of(result: Result) -> str:
-    """The corpus, and of language models of subwords their tokenizer: with it perplexities differ.
-
-    From the settings; older rows of a ledger have none, so from the recipe of their name.
-    """
-    data = result.settings.get("data")
-    name = (result.recipe or "").removesuffix(FINETUNED)
-    if not result.settings and name in recipe_names():
-        data = recipe(name).data
+def corpus_of(run: RunSummary) -> str:
+    """The corpus, and of models of subwords their tokenizer: perplexities differ with it."""
+    data = run.settings.get("data")
     if not isinstance(data, Mapping):
         return ""
     corpus, tokenizer = str(data.get("corpus") or ""), data.get("tokenizer", WORDS)

@@ -74,7 +74,7 @@ const drill_plots = (() => {
   const box_of = (width) => ({ left: width < 600 ? 66 : 76, right: width - 12, top: 26, height: Math.round(Math.min(420, Math.max(280, 0.45 * width))) });
 
   // linear: linear axes first, and no value is cut off.
-  // plot: {title, x, y, whole, linear, lines: [{name, look, points: [[x, y]], band: [[x, low, high]], ring: [x, y]}]}
+  // plot: {title, x, y, whole, linear, lines: [{name, look, points: [[x, y]], band: [[x, low, high]]}]}
   class LinePlot {
     constructor(figure, plot) {
       this.figure = figure;
@@ -226,7 +226,7 @@ const drill_plots = (() => {
       const known = base?.points.filter(([, y]) => Number.isFinite(y));
       this.drawn = this.lines.filter((line) => !this.hidden.has(line.name)).map((line) => {
         const all = base ? line.points.map(([x, y]) => [x, 100 * (y / interpolated(known, x) - 1)]) : line.points;
-        return { ...line, all, points: all.filter(drawable), band: base ? [] : line.band ?? [], ring: base ? null : line.ring };
+        return { ...line, all, points: all.filter(drawable), band: base ? [] : line.band ?? [] };
       }).filter((line) => line.points.length);
       const box = box_of(width);
       box.floor = box.height - 50;
@@ -239,7 +239,7 @@ const drill_plots = (() => {
       const heights = this.height_range(log_y);
       const down = scale(...heights, floor, top, log_y);
       Object.assign(this, { across, left, right });
-      const dot = (kind, [x, y], r) => svg("circle", { class: kind, cx: across(x), cy: down(y), r });
+      const dot = ([x, y], r) => svg("circle", { class: "dot", cx: across(x), cy: down(y), r });
 
       const inside = svg("svg", { x: left - 6, y: top, width: right - left + 12, height: floor - top + 6, viewBox: `${left - 6} ${top} ${right - left + 12} ${floor - top + 6}` });
       const at = ([x, y]) => `${across(x).toFixed(1)} ${down(y).toFixed(1)}`;
@@ -252,13 +252,12 @@ const drill_plots = (() => {
       for (const line of this.drawn) {
         const corners = line.all.map((point, n) => (!drawable(point) ? "" : n && drawable(line.all[n - 1]) ? `L${at(point)}` : `M${at(point)}L${at(point)}`));
         const last = line.points.at(-1);
-        const parts = [svg("path", { d: corners.join("") }), dot("dot", last, 3)];
-        if (line.ring && drawable(line.ring)) parts.push(dot("ring", line.ring, 4.5));
+        const parts = [svg("path", { d: corners.join("") }), dot(last, 3)];
         if (this.cursor !== null) {
           const far = ([x]) => Math.abs(across(x) - across(this.cursor));
           line.near = line.points.reduce((best, point) => (far(point) < far(best) ? point : best));
           if (far(line.near) > NEAR) line.near = null;
-          else parts.push(dot("dot", line.near, 4));
+          else parts.push(dot(line.near, 4));
         }
         inside.append(svg("g", { class: `line ${line.look}` }, ...parts));
         if (last[0] <= this.range[1] && down(last[1]) >= top && down(last[1]) <= floor) ends.push([across(last[0]), down(last[1]) + 4, this.number(last[1])]);
@@ -351,16 +350,15 @@ const drill_plots = (() => {
   function of_figure(figure, lined) {
     const address = figure.querySelector("a[download]").href;
     const [heads, ...rows] = read_csv(decodeURIComponent(address.slice(address.indexOf(",") + 1)));
-    const [low, averaged] = ["lowest", "averaged"].map((name) => heads.indexOf(name));
+    const low = heads.indexOf("lowest");
     const looks = new Map([...figure.querySelectorAll(".legend li")].map((item) => [item.textContent, item.className]));
     const lines = new Map();
     for (const row of rows) {
-      if (!lines.has(row[0])) lines.set(row[0], { name: row[0], look: looks.get(row[0]), points: [], band: [], ring: null });
+      if (!lines.has(row[0])) lines.set(row[0], { name: row[0], look: looks.get(row[0]), points: [], band: [] });
       const line = lines.get(row[0]);
       const point = [lined ? Number(row[1]) : row[1], Number(row[2])];
       line.points.push(point);
       if (row[low]) line.band.push([point[0], Number(row[low]), Number(row[low + 1])]);
-      if (row[averaged] && !line.ring) line.ring = point;
     }
     const { title, whole, linear } = figure.dataset;
     return { title, x: heads[1], y: heads[2], whole: whole !== undefined, linear: linear !== undefined, lines: [...lines.values()] };

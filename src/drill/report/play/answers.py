@@ -24,7 +24,7 @@ from drill.language_modeling.scoring import line_start, score
 from drill.layers import LabelSource
 from drill.models.encoder import State
 from drill.report.analysis.label_vectors import label_vectors, nearest_labels
-from drill.report.page.figures import COLOURS, css_classes
+from drill.report.page.figures import css_classes
 from drill.report.page.page import corpus_of
 from drill.report.results.runs import RunError, RunSummary, distinct_names, is_run, read_run
 from drill.training.precision import evaluating
@@ -368,12 +368,8 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
     others = sorted([path for path in runs if path not in first][:MAX_CURVES])
     paths = [*first, *others]  # by name: colours do not depend on what changed last
     names = distinct_names(paths)
-    looks = [css_classes(n, n // COLOURS) for n in range(len(paths))]
-    return {
-        "runs": [
-            _curve(names[path], runs[path], look) for path, look in zip(paths, looks, strict=True)
-        ]
-    }
+    looks = css_classes(names.values())
+    return {"runs": [_curve(name, runs[path], looks[name]) for path, name in names.items()]}
 
 
 def _curve(name: str, run: RunSummary, look: str) -> Answer:

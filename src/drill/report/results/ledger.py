@@ -16,11 +16,9 @@ from typing import Any
 from drill.errors import ReportError
 from drill.files import append_line
 from drill.report.results.evaluations import latest
-from drill.report.results.run_files import as_finite, joined_text, read_starts
+from drill.report.results.run_files import as_finite, joined_text
 from drill.report.results.runs import RunFigures, RunSummary, read_run, rounded_epochs
 from drill.training.schema import with_new_names
-
-START_KEYS = ("commit", "device", "torch", "precision", "world_size", "started")
 
 
 class LedgerError(ReportError):
@@ -37,8 +35,6 @@ class Row(RunFigures):
 
     torch: str | None
     precision: str | None
-    world_size: int | None
-    started: str | None
     recorded: str  # time of recording, ISO 8601
     note: str
     settings_digest: str
@@ -51,8 +47,6 @@ class Row(RunFigures):
     validations: list[list[float | None]] = field(default_factory=list)
     """[step, valid, train, elapsed] of every validation: train is the training perplexity since the
     epoch began, elapsed is in seconds. Older rows have the first two or three."""
-    starts: list[dict[str, Any]] = field(default_factory=list)
-    """Of a resumed run: ``START_KEYS`` of the first start and of every resumption."""
     settings: dict[str, Any] = field(default_factory=dict)  # recipe.toml
     changes: list[str] | None = None
     """How the settings differ from the recipe; None: drill has no recipe of that name."""
@@ -176,15 +170,12 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
         raise LedgerError("has no epoch yet; record it when one has ended", key=str(run.folder))
     if not run.environment:
         raise LedgerError("has no environment.json; copy it from the run", key=str(run.folder))
-    environment, starts = run.environment, read_starts(run.environment)
     settings = dict(run.settings)
     if "init_from" in settings:
         settings["init_from"] = Path(settings["init_from"]).name  # paths are of this machine only
     values: dict[str, Any] = {each.name: getattr(run, each.name, None) for each in fields(Row)}
-    values |= {key: joined_text(environment, key) for key in ("torch", "precision")}
-    values |= {key: environment.get(key) for key in ("world_size", "started")}
+    values |= {key: joined_text(run.environment, key) for key in ("torch", "precision")}
     values |= {
-        "starts": [{key: each.get(key) for key in START_KEYS} for each in starts if starts[1:]],
         "evaluations": [
             {**each, "run": run.name} if "run" in each else dict(each) for each in run.evaluations
         ],
@@ -221,8 +212,6 @@ def _read_all(path: Path) -> list[AnyRow]:
             found = json.loads(line)
             if "benchmark" in found:
                 continue
-            if "lives" in found:  # of older rows
-                found["starts"] = found.pop("lives")
             if "settings" in found:
                 found["settings"] = with_new_names(found["settings"])
             kind = KINDS[found.pop("kind", None)]

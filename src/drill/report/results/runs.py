@@ -31,7 +31,6 @@ class Validation(NamedTuple):
     valid_published: float | None
     train: float | None
     elapsed: float | None  # seconds since the run began
-    averaged: bool  # whether the weights were an average over steps
     epochs_done: float  # with the fraction of the present one
 
 
@@ -257,7 +256,6 @@ def _validation(row: Mapping[str, Any]) -> Validation:
         as_number(row.get("valid_published")),
         as_number(row.get("train_perplexity")),
         as_finite(row.get("elapsed")),
-        row.get("averaged") is True,
         _epochs_done(row),
     )
 

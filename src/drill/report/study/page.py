@@ -1,40 +1,66 @@
-"""A study as an HTML page: the tables of its report, and learning curves over seeds."""
+"""The report of a study: tables, and on an HTML page learning curves over seeds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from drill.report.page.figures import Curve, Figure, assign_styles, epochs_figure, time_figure
-from drill.report.page.page import Block, Section, check_replaceable, write_page
+from drill.report.page.figures import Curve, Figure, css_classes, epochs_figure, time_figure
+from drill.report.page.page import Section, as_markdown, check_replaceable, write_page
 from drill.report.study.plan import TRAINING
 from drill.report.study.states import States
-from drill.report.study.tables import frequency_table, not_counted, results_by_row, stage_table
+from drill.report.study.tables import (
+    frequency_table,
+    not_counted,
+    plan_settings,
+    results_by_row,
+    stage_table,
+)
+from drill.report.tables.markup import Listing, markdown_text
+
+
+def study_markdown(states: States, time_to: Sequence[float] = ()) -> str:
+    """The report of a study, from the ledger alone.
+
+    Args:
+        states: of the study.
+        time_to: validation perplexities; a column for each says how long runs took to reach it.
+
+    Returns:
+        Markdown: a table for each stage, and what is not in the tables.
+    """
+    sections = as_markdown(study_sections(states, time_to), level=3)
+    return f"## {markdown_text(states.plan.name)}\n\n{sections}"
 
 
 def write_study_page(states: States, out: Path, time_to: Sequence[float] = ()) -> Path:
-    """Write an HTML page with tables and curves, from the ledger alone.
+    """Write the report of a study as an HTML page, with curves.
 
     Args:
         states: of the study.
         out: the file; one that drill did not write is an error.
-        time_to: validation perplexities, as of ``report``.
+        time_to: as of ``study_markdown``.
 
     Returns:
         Its path.
     """
     check_replaceable(out)
-    sections = [
-        Section(stage, stage, [*_stage(states, stage, time_to)]) for stage in states.plan.stages
-    ]
-    if rest := [*not_counted(states)]:
-        sections.append(Section("rest", "Not in the tables", [("list", rest)]))
+    sections = study_sections(states, time_to)
     return write_page(out, states.plan.name, states.status_line(), sections)
 
 
-def _stage(states: States, stage: str, time_to: Sequence[float]) -> Iterator[Block]:
-    yield "table", (f"Results of {stage}", stage_table(states, stage, time_to))
-    if (bands := frequency_table(states, stage)) is not None:
-        yield "table", ("Loss by training count", bands)
-    yield from (("figure", figure) for figure in stage_figures(states, stage))
+def study_sections(states: States, time_to: Sequence[float]) -> list[Section]:
+    """A section for each stage, and one for what is not in the tables."""
+    sections = [
+        Section.of(
+            stage,
+            stage,
+            stage_table(states, stage, time_to),
+            plan_settings(states.plan, stage),
+            frequency_table(states, stage),
+            *stage_figures(states, stage),
+        )
+        for stage in states.plan.stages
+    ]
+    return [*sections, Section.of("rest", "Not in the tables", Listing([*not_counted(states)]))]
 
 
 def stage_figures(states: States, stage: str) -> list[Figure]:
@@ -43,7 +69,7 @@ def stage_figures(states: States, stage: str) -> list[Figure]:
         return []
     results = results_by_row(states, stage)
     curves = {name: [*map(Curve.of, group.values())] for name, group in results.items()}
-    look = assign_styles([name] for name in results)
+    look = css_classes(results)
     found = [time_figure(curves, look)]
     if any(each.epochs > 1 for group in results.values() for each in group.values()):
         found.append(epochs_figure(curves, look))

@@ -1,7 +1,6 @@
 """Tables of a study: its status, and its results."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from statistics import mean
 
 from drill.language_modeling.evaluation.frequency_bands import Band
@@ -9,13 +8,12 @@ from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import as_finite, known
-from drill.report.results.runs import recipe_changes
-from drill.report.study.plan import BLEU, FINETUNE, TRAINING, WORDS, Job, PlanRow
+from drill.report.study.plan import BLEU, FINETUNE, TRAIN, TRAINING, WORDS, Job, Plan, PlanRow
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
 from drill.report.tables import number_format as numbers
 from drill.report.tables import result_tables
-from drill.report.tables.markup import Cell, Table, markdown_text
+from drill.report.tables.markup import Cell, Listing, Table
 from drill.report.tables.result_tables import BITS, DYNAMIC_AND_CACHE_NOTE, GAP_NOTE
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
@@ -44,26 +42,6 @@ Metric = Callable[[Row], float | None]
 
 
 # -- results -------------------------------------------------------------------------------------
-
-
-def report(states: States, time_to: Sequence[float] = ()) -> str:
-    """The study in Markdown, from the ledger alone.
-
-    Args:
-        states: of the study.
-        time_to: validation perplexities; a column for each says how long runs took to reach it.
-
-    Returns:
-        A table for each stage, and what is not in the tables.
-    """
-    parts = [f"## {markdown_text(states.plan.name)}\n"]
-    for stage in states.plan.stages:
-        parts += [f"### {stage}\n", stage_table(states, stage, time_to).markdown()]
-        if (bands := frequency_table(states, stage)) is not None:
-            parts += [f"### {stage}: loss by training count\n", bands.markdown()]
-    if rest := [*not_counted(states)]:
-        parts += ["### Not in the tables\n", "".join(f"- {markdown_text(each)}\n" for each in rest)]
-    return "\n".join(parts)
 
 
 def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Table:
@@ -97,16 +75,29 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
     for key in ("device", "commit"):
         values = dict.fromkeys(getattr(each, key) or "unknown" for _, each in results)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
-    # By the recipe of today: it may have changed between two runs, whose settings are what counts.
-    trained = [
-        replace(each, name=name, changes=recipe_changes(each.settings))
-        for name, each in (results if stage in TRAINING else [])
-    ]
-    return Table.of(rows, notes, result_tables.recipe_changes(trained))
+    return Table.of(rows, notes, f"Results of {stage}")
 
 
-def frequency_table(states: States, stage: str) -> Table | None:
-    """Mean test loss of the labels of each band, and its difference to the baseline."""
+def plan_settings(plan: Plan, stage: str) -> Listing:
+    """What the plan sets for a training stage: for all rows, then for each.
+
+    A result belongs to a row by its settings, so these are what it was trained with.
+    """
+    rows = [row for row in plan.rows if stage in TRAINING and stage in row.stages]
+    changes = {row.name: row.set if stage == TRAIN else row.finetune_set for row in rows}
+    first = next(iter(changes.values()), ())
+    shared = [each for each in first if all(each in own for own in changes.values())]
+    lines = {"all rows": shared}
+    lines |= {name: [each for each in own if each not in shared] for name, own in changes.items()}
+    items = [f"{name}: {'; '.join(own)}" for name, own in lines.items() if own]
+    return Listing(items, "Settings of the plan")
+
+
+def frequency_table(states: States, stage: str) -> Table:
+    """Mean test loss of the labels of each band, and its difference to the baseline.
+
+    Without rows where the results have no bands.
+    """
     baseline, found = states.plan.baseline or "", results_by_row(states, stage)
     results = [each for group in found.values() for each in group.values()]
     bands = _bands(results[0]) if results and stage in TRAINING else {}
@@ -126,7 +117,7 @@ def frequency_table(states: States, stage: str) -> Table | None:
             mean_loss = _mean_cell(map(metric, by_seed.values()), BAND)
             cells += [(band.label, mean_loss), (f"{band.label} - {baseline}", difference)]
         rows.append(cells)
-    return Table.of(rows, [BAND_NOTE, MEAN_NOTE]) if bands else None
+    return Table.of(rows, [BAND_NOTE, MEAN_NOTE], "Loss by training count")
 
 
 def _bands(row: Row) -> dict[int | None, Band]:

@@ -71,7 +71,7 @@ def bands_table(text: TextBands) -> Table:
     if text.bits_per_byte:
         bits = ", ".join(f"{name} {each:.4f}" for name, each in text.bits_per_byte.items())
         notes.append(f"Bits per byte of the whole text: {bits}.")
-    return Table.of(rows, notes)
+    return Table.of(rows, notes, "Loss by training count")
 
 
 def changes_table(text: TextBands) -> Table:
@@ -105,7 +105,7 @@ def changes_table(text: TextBands) -> Table:
             f"{FEW:.0%} of the words, of which a ratio says nothing ({'; '.join(sure)} words)."
         )
     left = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
-    return Table.of(rows, [note, *left])
+    return Table.of(rows, [note, *left], f"Loss against {base}")
 
 
 def calibration_table(calibration: Mapping[str, Calibration]) -> Table:
@@ -123,7 +123,7 @@ def calibration_table(calibration: Mapping[str, Calibration]) -> Table:
         "In percent. Confidence is the probability of the likeliest token, accuracy how often it "
         "is right, calibration error their mean difference over bins of confidence (ECE)."
     )
-    return Table.of(rows, [note])
+    return Table.of(rows, [note], "Calibration")
 
 
 def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
@@ -140,7 +140,7 @@ def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
         "Mean norm of label vectors: E is the input embedding, g_out(E) the labels of the output "
         "layer, both less the mean label."
     )
-    return Table.of(rows, [note])
+    return Table.of(rows, [note], "Norms by training count")
 
 
 def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
@@ -159,7 +159,8 @@ def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
         for name, group in nearest.items()
         for each in group
     ]
-    return Table.of(rows, ["Nearest labels by cosine; the mean label is subtracted."])
+    notes = ["Nearest labels by cosine; the mean label is subtracted."]
+    return Table.of(rows, notes, "Nearest labels")
 
 
 def saved_accuracy(evaluations: Iterable[Evaluation]) -> dict[tuple[str, str], list[AccuracyBand]]:

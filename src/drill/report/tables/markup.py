@@ -33,8 +33,6 @@ TEXTS |= {"training count", "evaluation", "settings"}
 TEXTS |= {"label", "nearest in E", "nearest in g_out(E)"}
 """Headings of columns of text; the others are aligned to the right."""
 
-CHANGES = "Changed from the recipe:"
-
 Cell = tuple[str, str]  # (heading, text); all rows of a table have the same headings
 
 
@@ -45,11 +43,11 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()  # sentences below
-    changes: Sequence[str] = ()  # of runs from their recipes, a list below; a page collapses it
+    caption: str = ""
 
     @classmethod
     def of(
-        cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = (), changes: Iterable[str] = ()
+        cls, rows: Sequence[Sequence[Cell]], notes: Iterable[str] = (), caption: str = ""
     ) -> "Table":
         """A table without its empty columns."""
         first = rows[0] if rows else ()
@@ -58,8 +56,11 @@ class Table:
             [first[n][0] for n in used],
             [[row[n][1] for n in used] for row in rows],
             list(notes),
-            list(changes),
+            caption,
         )
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @property
     def kinds(self) -> list[str]:
@@ -72,6 +73,18 @@ class Table:
         lines = markdown_table(texts, align)
         if self.notes:
             lines += ["", " ".join(map(markdown_text, self.notes))]
-        if self.changes:
-            lines += ["", CHANGES, "", *(f"- {markdown_text(each)}" for each in self.changes)]
         return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Items below each other."""
+
+    items: Sequence[str]
+    caption: str = ""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def markdown(self) -> str:
+        return "".join(f"- {markdown_text(each)}\n" for each in self.items)

@@ -1,8 +1,7 @@
 """Tables of runs and of ledgers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import mean
-from typing import TypeVar
 
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE, Evaluation, last_pair
 from drill.report.results.ledger import Row
@@ -13,7 +12,6 @@ from drill.report.tables import number_format as numbers
 from drill.report.tables.markup import Cell, Table
 
 Result = RunSummary | Row
-T = TypeVar("T", RunSummary, Row, Result)
 
 GAP_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's, ours divided by all "
@@ -23,6 +21,7 @@ DYNAMIC_AND_CACHE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Ours are divided as "
     "the published ones are: with a cache by all tokens, in dynamic evaluation by those predicted."
 )
+ADAPTED_NOTE = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
 TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
     "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
@@ -69,7 +68,7 @@ def runs_table(results: Sequence[Result]) -> Table:
         if isinstance(each, Row):
             time = each.recorded[:16].replace("T", " ")
             cells += [("commit", each.commit or ""), ("recorded", time), ("note", each.note)]
-    return Table.of(rows, paper_notes(rows), recipe_changes(results))
+    return Table.of(rows, paper_notes(rows), "Every run")
 
 
 def evaluations_table(results: Sequence[Result]) -> Table:
@@ -94,38 +93,8 @@ def evaluations_table(results: Sequence[Result]) -> Table:
                     *dynamic_or_cache_cells(each.recipe, kind, [pair]),
                 ]
             )
-    return Table.of(rows, paper_notes(rows, DYNAMIC_AND_CACHE_NOTE))
-
-
-def recipe_changes(results: Iterable[Result]) -> list[str]:
-    """A line for all runs with the same changes of their recipes."""
-    names: dict[tuple[str, ...], dict[str, None]] = {}
-    for each in results:
-        if each.changes:
-            names.setdefault(tuple(each.changes), {})[each.name] = None
-    return [f"{', '.join(runs)}: {'; '.join(changes)}" for changes, runs in names.items()]
-
-
-def grouped(results: Sequence[T]) -> dict[tuple[str | None, str], list[T]]:
-    """Runs of one recipe with the same settings, whatever the seed; in order of appearance."""
-    groups: dict[tuple[str | None, str], list[T]] = {}
-    for each in results:
-        settings = each.name if each.recipe is None else each.settings_digest
-        groups.setdefault((each.recipe, settings), []).append(each)
-    return groups
-
-
-def group_labels(
-    groups: Mapping[tuple[str | None, str], Sequence[Result]],
-) -> dict[tuple[str | None, str], str]:
-    """A name for each of ``grouped``: the recipe, with its settings where several have it."""
-    recipes = [recipe for recipe, _ in groups]
-    labels = {}
-    for (recipe, settings), group in groups.items():
-        label = group[0].name if recipe is None else recipe
-        changed = recipe is not None and recipes.count(recipe) > 1
-        labels[recipe, settings] = f"{label}, settings {settings[:6]}" if changed else label
-    return labels
+    notes = [ADAPTED_NOTE, *paper_notes(rows, DYNAMIC_AND_CACHE_NOTE)]
+    return Table.of(rows, notes, "Perplexity of dynamic evaluation and the cache")
 
 
 def _score(each: Result, key: str) -> float | None:
