@@ -65,7 +65,7 @@ class Head(nn.Module):
         for part in self.layer.modules():
             for cache in vars(part).values():
                 if isinstance(cache, LabelCache):
-                    cache.check_rows()
+                    cache.check(rows=True)
 
     @property
     def weight(self) -> Tensor:

@@ -35,7 +35,13 @@ from drill.kernels.loss.nll import (
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait, upcast
 from drill.layers.checks import check_bool, warn_if_default_init
-from drill.layers.label_cache import LabelCache, SharedLabels, call_in_eval_mode, frozen_labels
+from drill.layers.label_cache import (
+    LabelCache,
+    StaleLabels,
+    call_in_eval_mode,
+    frozen_labels,
+    optimizer_steps,
+)
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
@@ -406,17 +412,37 @@ class MatrixLayer(OutputLayer):
                     (layer.nll(hidden, targets, reduction="sum") / tokens).backward()
             optimizer.step()  # after the block: the labels have no gradient before
 
-        The gradients of the micro-batches are summed in float32 and share one dropout mask. An
-        optimizer step inside raises StaleLabels, and so does a parameter, setting or mode that
-        changes; writes through ``.data`` or NumPy are not noticed.
+        The gradients of the micro-batches are summed in float32 and share one dropout mask. A step
+        of any optimizer inside raises StaleLabels at the end.
         """
-        shared = SharedLabels(self, self.labels())
-        try:
-            with self._cache.inside(self, shared.read):
-                yield
-            shared.backward()
-        finally:
-            shared.close()
+        labels, steps = self.labels(), optimizer_steps()
+        total: Tensor | None = None
+        ended = False
+
+        def add(leaf: Tensor) -> None:
+            nonlocal total
+            grad, leaf.grad = leaf.grad, None
+            assert grad is not None
+            if ended:
+                raise RuntimeError(
+                    "backward ran after its shared_labels() block had ended, so the gradient of "
+                    "the labels would be lost; call backward inside the block"
+                )
+            total = upcast(grad) if total is None else total.add_(grad)
+
+        shared = labels.detach()
+        if labels.requires_grad:
+            shared.requires_grad_().register_post_accumulate_grad_hook(add)
+        with self._cache.inside(self, lambda: shared):
+            yield
+        ended = True
+        if optimizer_steps() != steps:
+            raise StaleLabels(
+                f"{type(self).__name__}: an optimizer stepped inside shared_labels(), before the "
+                "labels had their gradient; step after the block"
+            )
+        if total is not None:
+            labels.backward(total.to(labels.dtype))
 
     def kernel_summary(self, tokens: int) -> list[str]:
         loss = self.loss_kernel_summary(tokens, self.vocabulary_size)
