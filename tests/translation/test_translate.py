@@ -10,7 +10,7 @@ from drill.data import BEGIN, END
 from drill.errors import SettingsError
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
-from drill.translation.inference import EMPTY, Search, translate
+from drill.translation.inference import Search, Translation, translate
 from drill.translation.search.beam_search import beam_search
 from drill.translation.search.decoding import Decoding
 from tests.helpers.translators import small_data, small_translator
@@ -37,7 +37,7 @@ LINES = ["abc", "", "ee dd", "   ", "世界 🎉 عربي", "\x00\x1b[1m", "abcd
 def test_every_line_has_its_translations_in_order(data, model, size):
     found = [*translate(model, data.subwords, iter(LINES), Search(n_best=2), lines_per_block=size)]
     assert len(found) == len(LINES)
-    assert found[1] == found[3] == [EMPTY]
+    assert found[1] == found[3] == [Translation("", 0.0, 0.0)]
     for line, translations in zip(LINES, found, strict=True):
         if not line.strip():
             continue

@@ -22,8 +22,8 @@ def new_words_blocker(model: LanguageModel) -> str | None:
     source, layer = model.encoder.embedding, model.layer
     if not isinstance(source, FeatureBags):
         return "every word has a row of a table; train with labels.source=characters"
-    if layer.matrix is None or layer.matrix.embedding is not source:
-        return f"{type(layer.matrix or layer).__name__} has a matrix of its own"
+    if layer.matrix.embedding is not source:
+        return f"{type(layer.matrix).__name__} has a matrix of its own"
     return None
 
 

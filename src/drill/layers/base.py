@@ -90,9 +90,9 @@ class OutputLayer(nn.Module, abc.ABC):
         """V, the number of labels."""
 
     @property
-    def matrix(self) -> "MatrixLayer | None":
-        """The layer with the label matrix: this one, or the one that it wraps; None without one."""
-        return None
+    @abc.abstractmethod
+    def matrix(self) -> "MatrixLayer":
+        """The layer with the label matrix: this one, or the one that it wraps."""
 
     @abc.abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class OutputLayer(nn.Module, abc.ABC):
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
         # Not in the constructor: many models are initialised or loaded after it.
         training = self.training and torch.is_grad_enabled() and not must_not_wait(hidden.device)
-        if check and training and self.matrix is not None and self.matrix.scales_with_embedding:
+        if check and training and self.matrix.scales_with_embedding:
             warn_if_default_init(type(self.matrix).__name__, self.matrix.embedding)
         return LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
 
@@ -197,14 +197,11 @@ class OutputLayer(nn.Module, abc.ABC):
         losses, lowered = self.checked_adversarial_nll(hidden, targets.long(), epsilon, options)
         return losses.detach(), lowered
 
+    @abc.abstractmethod
     def checked_adversarial_nll(
         self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         """nll and nll' of ``adversarial_nll``, each (...), of checked inputs."""
-        raise TypeError(
-            f"{type(self).__name__} has no adversarial softmax: it defines no "
-            "checked_adversarial_nll; train with adversarial=0"
-        )
 
     @abc.abstractmethod
     def fold(self) -> nn.Linear:

@@ -24,10 +24,6 @@ from drill.translation.step import sum_loss_options
 # -- loss -----------------------------------------------------------------------------------------
 
 
-class TranslationLoss(Score):
-    """Of target tokens, ``<end>`` included."""
-
-
 @torch.no_grad()
 def translation_loss(
     model: Translator,
@@ -36,8 +32,8 @@ def translation_loss(
     max_tokens: int = 8192,
     autocast: torch.dtype | None = None,
     progress: OnProgress | None = None,
-) -> TranslationLoss:
-    """The loss of all ``pairs`` in eval mode; NaN raises FloatingPointError.
+) -> Score:
+    """The loss of all target tokens, ``<end>`` included; NaN raises FloatingPointError.
 
     Args:
         max_tokens: of a batch, padding included. It affects speed only; a longer pair is a batch of
@@ -60,7 +56,7 @@ def translation_loss(
             "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate "
             "in float32"
         )
-    return TranslationLoss(nll, tokens)
+    return Score(nll, tokens)
 
 
 # -- translations and their scores ----------------------------------------------------------------
@@ -70,7 +66,7 @@ def translation_loss(
 class TranslationResult:
     """Loss, scores and translations of a text; ``exact`` is the share equal to the reference."""
 
-    fit: TranslationLoss
+    fit: Score
     scores: Scores
     exact: float
     hypotheses: tuple[str, ...]

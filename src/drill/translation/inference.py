@@ -32,9 +32,6 @@ class Translation:
     log_prob: float
 
 
-EMPTY = Translation("", 0.0, 0.0)  # the translation of a line without words
-
-
 @dataclass(frozen=True, kw_only=True)
 class Search(Decoding):
     """Options of a search, with those of ``Decoding``.
@@ -121,7 +118,7 @@ def translate_blocks(
                     progress(before + done)
 
             found = _searched(model, list(sources.values()), search, head, searched, count)
-            translations: list[list[Translation]] = [[EMPTY] for _ in block]
+            translations: list[list[Translation]] = [[Translation("", 0.0, 0.0)] for _ in block]
             for index, hypotheses in zip(sources, found, strict=True):
                 translations[index] = []
                 for each in hypotheses:

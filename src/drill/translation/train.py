@@ -28,7 +28,6 @@ from drill.training.run.folder import RunFolder
 from drill.training.state import Score, TrainingState, saved
 from drill.translation.bleu import Scores, corpus_scores, tokenizer_of
 from drill.translation.evaluate import (
-    TranslationLoss,
     TranslationResult,
     best_translations,
     evaluate_translator,
@@ -56,7 +55,7 @@ class TranslationState(TrainingState):
     ``nll`` sums the losses of target tokens, times the number of processes.
     """
 
-    score: ClassVar[type] = TranslationLoss
+    score: ClassVar[type] = Score
 
     average: int = 1  # how many validations ``recent`` is of
     validations: int = saved(0)
@@ -198,7 +197,7 @@ class TranslationTask(Task):
         self.state.position += len(batch)
         self.state.tokens += tokens
 
-    def validate(self, watch: Watch) -> tuple[TranslationLoss, dict[str, Any]]:
+    def validate(self, watch: Watch) -> tuple[Score, dict[str, Any]]:
         """The loss of the validation text, and its BLEU every ``bleu_every`` validations."""
         state, every = self.state, self.options.bleu_every
         bleu = every is not None and (state.step == 0 or (state.validations + 1) % every == 0)
@@ -214,7 +213,7 @@ class TranslationTask(Task):
             scores = corpus_scores(found, text.target, language=self.data.language)
             return loss, {"valid_bleu": scores.bleu}
 
-    def _valid_loss(self, count: Callable[[int, int], None]) -> TranslationLoss:
+    def _valid_loss(self, count: Callable[[int, int], None]) -> Score:
         """In batches no larger than those of training, so that they fit into memory."""
         with diverged_if_nan(f"the validation after step {self.state.step}"):
             return translation_loss(
@@ -225,7 +224,7 @@ class TranslationTask(Task):
                 progress=count,
             )
 
-    def test(self, watch: Watch) -> tuple[TranslationLoss, TranslationResult]:
+    def test(self, watch: Watch) -> tuple[Score, TranslationResult]:
         """Test the best weights; write their translations and the row of metrics.jsonl."""
         state, data, run, search = self.state, self.data, self.run, self.search
         self.captured = None  # frees the memory of its graphs for the search
@@ -267,7 +266,7 @@ class TranslationTask(Task):
         )
         return valid, test
 
-    def _load_best_weights(self, watch: Watch) -> tuple[str, TranslationLoss]:
+    def _load_best_weights(self, watch: Watch) -> tuple[str, Score]:
         """Load the weights to test: the best ones, or the average of the last ones if better."""
         state, run = self.state, self.run
         assert state.best is not None
@@ -300,13 +299,13 @@ class TranslationTask(Task):
         load_into(self.model, run.best)
         return "best", state.best
 
-    def read_test(self, row: dict[str, Any]) -> tuple[TranslationLoss, TranslationResult]:
+    def read_test(self, row: dict[str, Any]) -> tuple[Score, TranslationResult]:
         """Without the translations: those in the folder may be newer."""
         data = self.data
 
-        def loss(name: str, pairs: Pairs) -> TranslationLoss:
+        def loss(name: str, pairs: Pairs) -> Score:
             tokens = int(pairs.lengths[1].sum()) + len(pairs)
-            return TranslationLoss(float(row[f"{name}_loss"]) * tokens, tokens)
+            return Score(float(row[f"{name}_loss"]) * tokens, tokens)
 
         scores = Scores(
             len(data.text.test),
