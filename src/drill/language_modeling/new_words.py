@@ -12,7 +12,6 @@ from drill.data import Vocabulary, WordFeatures, WordNet
 from drill.data.text.word_features import GLOSS
 from drill.errors import DataError, SettingsError
 from drill.layers import FeatureBags
-from drill.layers.base import resize_entries
 from drill.layers.label_source import resize_rows
 from drill.models.language_model import LanguageModel
 
@@ -73,6 +72,4 @@ def extend_model(
         embedding.extend(features.of(words, vocabulary.descriptions))
     model.layer.resize(len(vocabulary))
     resize_rows("extended", embedding, len(vocabulary), None)  # that of a layer that is not tied
-    if model.past_decode is not None:
-        resize_entries(model.past_decode.bias, len(vocabulary))
     return model.eval(), vocabulary
