@@ -79,8 +79,6 @@ class OutputLayer(nn.Module, abc.ABC):
     """Whether each loss reaches every parameter, as losses of static shapes do, for DDP."""
     takes_label_smoothing: ClassVar[bool] = True
     """Whether the loss in training has the probabilities of all labels, which smoothing needs."""
-    weights_depend_on_counts: ClassVar[bool] = False
-    """Whether weights mean something else with other ``counts``: ``init_from`` keeps these then."""
     kept_by_resize: ClassVar[tuple[str, ...]] = ()
     """Options whose default depends on V, but that ``resize`` keeps: ``drill.hf`` saves them."""
 
