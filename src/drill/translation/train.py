@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from drill.data import PairBatch, PairBatches, Pairs
 from drill.data.parallel.pairs import TranslationData
+from drill.kernels.transformer.residual_norm import choose_sublayer
+from drill.layers import MatrixLayer
 from drill.models.translator import Translator
-from drill.training.cuda_graphs import CapturedGradients
+from drill.training.cuda_graphs import CapturedGradients, cuda_graphs_blocker
 from drill.training.device import out_of_memory_hint
 from drill.training.distributed import World, data_parallel
 from drill.training.loop import TRAINING_LOG, Task, Watch, diverged_if_nan
@@ -34,13 +36,7 @@ from drill.translation.evaluate import (
     translation_loss,
 )
 from drill.translation.inference import Search
-from drill.translation.step import (
-    backward,
-    capture_blocker,
-    captured_backward,
-    kernel_summary,
-    make_captured_gradients,
-)
+from drill.translation.step import backward, captured_backward, sum_loss_options
 
 logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)
@@ -155,12 +151,24 @@ class TranslationTask(Task):
         )
 
     def kernels(self, autocast: torch.dtype | None) -> list[str]:
-        options, blocker = self.options, self._capture_blocker()
-        return kernel_summary(self.model, blocker, options.max_tokens, autocast, options.compile)
+        transformer, layer = self.model.transformer, self.model.layer
+        impl, reason = choose_sublayer(transformer.impl, next(self.model.parameters()))
+        if self.options.compile and transformer.impl == "auto":
+            impl, reason = "reference", "torch.compile fuses by itself"
+        parts = [f"residuals and norms {impl} ({reason})"]
+        with autocast_to(self.device, autocast):
+            if isinstance(layer, MatrixLayer):
+                parts += layer.kernel_summary(self.options.max_tokens)
+            else:  # smoothed, it has a loss of its own
+                parts += layer.label_kernel_summary()
+        blocker = self._capture_blocker()
+        how = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
+        return [*parts, f"batches {how}"]
 
     def _capture_blocker(self) -> str | None:
-        graphs, compiled = self.options.cuda_graphs, self.options.compile
-        return capture_blocker(graphs, compiled, self.device, self.world.size)
+        """Why batches are not replayed as CUDA graphs; None if they are."""
+        blocker = cuda_graphs_blocker(self.options.cuda_graphs, self.device, self.world.size)
+        return blocker or ("training.compile is set" if self.options.compile else None)
 
     def prepare(self, autocast: torch.dtype | None) -> None:
         options = self.options
@@ -171,10 +179,20 @@ class TranslationTask(Task):
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths
         self.trained = data_parallel(self.model, self.world)
+        model, loss_options = self.model, sum_loss_options(options.label_smoothing)
+
+        def scaled_loss(
+            source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor
+        ) -> Tensor:
+            """A graph for every shape of a batch; ``scale`` is 1 / tokens of the step."""
+            with autocast_to(source.device, autocast):
+                nll = model(source, target_in, target_out, **loss_options)
+            return nll * scale
+
         blocker = self._capture_blocker()
         self.captured: CapturedGradients | None = None
         if blocker is None:
-            self.captured = make_captured_gradients(self.model, options.label_smoothing, autocast)
+            self.captured = CapturedGradients(self.model, scaled_loss)
         elif self.device.type == "cuda" and self.world.is_main and options.cuda_graphs:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", blocker)
 
