@@ -28,7 +28,7 @@ from drill.training.run import checkpoint
 from drill.training.run.checkpoint import copied, copy_into, load_into
 from drill.training.run.folder import RunFolder
 from drill.training.state import Score, TrainingState, saved
-from drill.translation.bleu import Scores, corpus_scores, tokenizer_of
+from drill.translation.bleu import Scores, bleu_metric, corpus_scores
 from drill.translation.evaluate import (
     TranslationResult,
     best_translations,
@@ -131,7 +131,7 @@ class TranslationTask(Task):
         world: World = World(),  # noqa: B008 - it is frozen
     ) -> None:
         super().__init__(model, run, optimizer, options, world)
-        tokenizer_of(data.language)  # a missing package shows now, not at the end
+        bleu_metric(data.language)  # a missing package shows now, not at the end
         self.data = data
         self.pair_batches = PairBatches(
             data.train,
