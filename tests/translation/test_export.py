@@ -21,7 +21,7 @@ from drill.layers import (
 )
 from drill.models import Transformer
 from drill.models.translator import Translator
-from drill.translation import Decoding, beam_search
+from drill.translation import Search, beam_search
 from drill.translation.export import NotExportable, export_translator
 from tests.helpers.files import contents
 
@@ -128,9 +128,9 @@ def test_translations_are_the_same(subwords, norm, tmp_path):
         [*torch.randint(3, WORDS, (n,)).tolist(), END] for n in (1, 2, 3, 4, 5, 6) for _ in range(3)
     ]
     ids = nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sources], True, PAD)
-    decoding = Decoding(BEGIN, END, max_ratio=0.0, max_extra=20)
     for beam in (1, 4):
-        ours = beam_search(model, sources, decoding, beam_size=beam, length_penalty=0.0)
+        search = Search(beam_size=beam, length_penalty=0.0, max_ratio=0.0, max_extra=20)
+        ours = beam_search(model, sources, search)
         written = theirs.generate(
             input_ids=ids,
             attention_mask=(ids != PAD).long(),

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from drill.data import BEGIN, END
+from drill.data import END
 from drill.errors import SettingsError
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
-from drill.translation.inference import Search, Translation, translate
+from drill.translation.inference import Translation, translate
 from drill.translation.search.beam_search import beam_search
-from drill.translation.search.decoding import Decoding
+from drill.translation.search.decoding import Search
 from tests.helpers.translators import small_data, small_translator
 
 
@@ -42,7 +42,7 @@ def test_every_line_has_its_translations_in_order(data, model, size):
         if not line.strip():
             continue
         source = [*data.subwords.encode(line), END]
-        by_hand = beam_search(model, [source], Decoding(BEGIN, END), beam_size=4, n_best=2)[0]
+        by_hand = beam_search(model, [source], Search(n_best=2))[0]
         assert [t.text for t in translations] == [
             data.subwords.decode(h.ids).replace("\n", " ").replace("\r", " ") for h in by_hand
         ]

@@ -18,7 +18,8 @@ from drill.models.translator import Translator
 from drill.training.precision import autocast_to, evaluating, sum_dtype
 from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.inference import Search, translate
+from drill.translation.inference import translate
+from drill.translation.search.decoding import Search
 from drill.translation.step import sum_loss_options
 
 # -- loss -----------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from drill.translation.build import (
     translator,
 )
 from drill.translation.evaluate import best_translations, evaluate_translator
-from drill.translation.inference import Search
+from drill.translation.search.decoding import Search
 from drill.translation.train import TranslationTask
 
 

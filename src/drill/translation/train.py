@@ -35,7 +35,7 @@ from drill.translation.evaluate import (
     evaluate_translator,
     translation_loss,
 )
-from drill.translation.inference import Search
+from drill.translation.search.decoding import Search
 from drill.translation.step import backward, captured_backward, sum_loss_options
 
 logger = logging.getLogger("drill")
