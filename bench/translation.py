@@ -21,7 +21,7 @@ from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import apply_overrides
 from drill.training.cuda_graphs import CapturedGradients
-from drill.translation import Decoding, beam_search, cached_head, exported_weights
+from drill.translation import Search, beam_search, cached_head, exported_weights
 
 BASE = "MarianMT"
 # blocks, heads, inner width
@@ -140,13 +140,17 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
     def ours(layer: str, graph: bool | None = None) -> Step:
         model = translator(setting, layer).to(setting.param_dtype).eval()
         head = stack.enter_context(cached_head(model))
-        decoding = Decoding(
-            BEGIN, END, max_ratio=0.0, max_extra=LENGTH, batch_tokens=ids.numel(), graph=graph
+        search = Search(
+            beam_size=BEAM,
+            max_ratio=0.0,
+            max_extra=LENGTH,
+            batch_tokens=ids.numel(),
+            graph=graph,
         )
         sources = ids.tolist()
 
         def step() -> list[Tensor]:
-            found = beam_search(model, sources, decoding, beam_size=BEAM, head=head)
+            found = beam_search(model, sources, search, head=head)
             assert all(len(best.ids) == LENGTH - 1 for best, *_ in found)
             return []
 

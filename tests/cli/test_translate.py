@@ -12,8 +12,9 @@ import torch
 
 from drill import cli
 from drill.translation import inference
-from drill.translation.inference import Search, Translation, translate
+from drill.translation.inference import Translation, translate
 from drill.translation.run import load_translator
+from drill.translation.search.decoding import Search
 from tests.helpers.translators import set_by_command
 from tests.helpers.workspaces import pairs_workspace
 
@@ -135,7 +136,7 @@ def test_errors_are_one_line(cli_error, words, stdin, key):
 def test_out_of_memory_in_a_search_names_batch_tokens(cli_error, monkeypatch):
     """Not of training.max_tokens, which no search reads."""
 
-    def searched(model, sources, decoding, **options):
+    def searched(model, sources, search, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
 
     monkeypatch.setattr(inference, "beam_search", searched)

@@ -68,7 +68,7 @@ def small_optimizer() -> ScheduledOptimizer:
     return AdamW(0.02, weight_decay=0.01, schedule="inverse-sqrt", warmup_steps=5)
 
 
-def small_training(
+def small_task(
     path: Path | str,
     layer: str = "tied",
     *,
@@ -78,13 +78,11 @@ def small_training(
     model: Translator | None = None,
     data: TranslationData | None = None,
     world: World = World(),  # noqa: B008 - it is frozen
-    progress: Callable[[Progress], None] | None = None,
     **options: Any,
-) -> Outcome:
-    """Train in the folder ``path``, from the beginning or from where it stopped."""
+) -> TranslationTask:
     model = small_translator(layer, dropout=dropout, dtype=dtype) if model is None else model
     torch.manual_seed(11)
-    task = TranslationTask(
+    return TranslationTask(
         model,
         small_data() if data is None else data,
         RunFolder(path),
@@ -92,7 +90,16 @@ def small_training(
         TranslationOptions(**{"epochs": 3, "max_tokens": 60, "seed": 3, "beam_size": 1, **options}),
         world=world,
     )
-    return fit(task, progress)
+
+
+def small_training(
+    path: Path | str,
+    *given: str,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Outcome:
+    """Train in the folder ``path``, from the beginning or from where it stopped."""
+    return fit(small_task(path, *given, **options), progress)
 
 
 SMALL = [

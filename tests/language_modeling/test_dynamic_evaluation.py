@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from drill.data import DataError, Segment
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity
@@ -16,14 +16,11 @@ from drill.language_modeling.evaluation.gradient_statistics import (
     GradientReader,
     StaleStatistics,
     Statistics,
-    checked_parameters,
     gradient_statistics,
     weights_fingerprint,
 )
 from drill.language_modeling.evaluation.perplexity import perplexity
-from drill.layers import TiedSoftmax
-from drill.models import AwdLstm
-from drill.models.language_model import LanguageModel, PastDecode
+from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCapture
 from tests.language_modeling.models import every_layer, language_model, measured, text
 from tests.layers.table import one_of_each_layer
@@ -282,11 +279,3 @@ def test_fingerprint_is_of_every_bit_and_of_no_mode(name):
 def test_fingerprint_is_of_the_settings_of_a_layer():
     names = ("deep residual 2", "deep residual relu", "deep residual without map bias")
     assert len({weights_fingerprint(language_model(name)) for name in names}) == 3
-
-
-def test_parameters_of_past_decode_have_no_rate():
-    torch.manual_seed(0)
-    embedding = nn.Embedding(7, 4)
-    plain = LanguageModel(AwdLstm(embedding, 5, 2), TiedSoftmax(embedding))
-    past = LanguageModel(plain.encoder, plain.layer, PastDecode(embedding))
-    assert checked_parameters(past).keys() == checked_parameters(plain).keys()

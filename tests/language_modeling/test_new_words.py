@@ -55,7 +55,7 @@ SOURCES = [
     ("labels.source=characters",),
     ("labels.source=gloss", "labels.free_row=true"),
     BOTH,
-    (*BOTH, "training.past_decode=0.1", "training.augmented=0.1"),
+    (*BOTH, "training.augmented=0.1"),
 ]
 MIXTAPE = (*BOTH, "layer.name=mixtape", "layer.inner.name=tied")  # has gates for every word
 

@@ -21,7 +21,7 @@ from drill.layers import (
     TiedSoftmax,
 )
 from drill.models import AwdLstm
-from drill.models.language_model import LanguageModel, PastDecode
+from drill.models.language_model import LanguageModel
 from drill.training.cuda_graphs import GraphCapture
 from drill.training.distributed import World
 from drill.training.optim import AdamW, Asgd, NtAsgd, Sgd
@@ -30,17 +30,16 @@ from tests.helpers.devices import no_gpu_sync
 
 ROWS, BATCH, WORDS, BPTT = 120, 3, 17, 8
 OPTIONS = {"ar_weight": 2.0, "tar_weight": 1.0, "check": False}
-MORE = {**OPTIONS, "adversarial": 0.05, "past_decode": 0.1, "state_reset": 0.3}
+MORE = {**OPTIONS, "adversarial": 0.05, "state_reset": 0.3}
 ALONE, CPU = World(), torch.device("cpu")
 
 
-def model(device="cpu", layer=TiedSoftmax, dropout=0.3, past=False):
+def model(device="cpu", layer=TiedSoftmax, dropout=0.3):
     torch.manual_seed(0)
     bags = [[[i % 6, i % 5], [6 + i % 3]] for i in range(WORDS)]
     embedding = FeatureBags(bags, 9, 16) if layer is described else nn.Embedding(WORDS, 16)
     encoder = AwdLstm(embedding, 24, 2, weight_drop=dropout)
-    past_decode = PastDecode(embedding) if past else None
-    return LanguageModel(encoder, layer(embedding), past_decode).to(device)
+    return LanguageModel(encoder, layer(embedding)).to(device)
 
 
 def over_tied(kind, **options):
@@ -86,7 +85,7 @@ def prepared(optimizer, kind=CapturedSteps, *, trained=None, batch=BATCH, **sett
 
 def run(kind, optimizer, device="cpu", layer=TiedSoftmax, epochs=3, **settings):
     """Train a few epochs; gives the state, the losses and the steps."""
-    trained = model(device, layer, past="past_decode" in settings.get("options", {}))
+    trained = model(device, layer)
     step, state = prepared(optimizer, kind, trained=trained, **settings)
     torch.manual_seed(9)
     losses = []

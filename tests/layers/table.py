@@ -128,7 +128,6 @@ CASES: dict[str, Case] = {
     "mixture locked": over(tied, "mixture", experts=2, locked=True, **drop),
     "mixture standard": over(deep, "mixture", experts=2, locked=False, **drop),
     "sampled tied": over(tied, "sampled", samples=6),
-    "sampled by a generator": over(tied, "sampled", samples=6, generator=torch.Generator()),
     "sampled deep residual": over(
         deep_locked, "sampled", samples=6, proposal="uniform", counts=COUNTS
     ),
@@ -215,14 +214,6 @@ def given(
     """The layer of a row, hidden states and targets."""
     layer = make(name, dtype).train(train)
     return layer, *batch(layer, *lead)
-
-
-def seed(layer: OutputLayer) -> None:
-    """From here on the layer draws what it drew after the last call."""
-    torch.manual_seed(0)
-    for module in layer.modules():
-        if isinstance(generator := getattr(module, "generator", None), torch.Generator):
-            generator.manual_seed(0)
 
 
 def gradients(loss: Tensor, layer: OutputLayer, hidden: Tensor) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from drill.layers import DeepResidual, TiedSoftmax
 from drill.models import AwdLstm
-from drill.models.language_model import LanguageModel, PastDecode
+from drill.models.language_model import LanguageModel
 from tests.models.lstm_reference import OFF
 
 V, d, H, T, B = 41, 10, 13, 6, 4
@@ -97,31 +97,6 @@ def test_lowered_targets_are_minimised_and_not_reported():
     torch.testing.assert_close(loss.nll, plain.nll)
     torch.testing.assert_close(loss.total, lowered.mean())
     assert loss.total > loss.nll
-
-
-def test_past_decode_is_the_loss_of_input_words_read_from_the_prediction():
-    torch.manual_seed(0)
-    embedding = nn.Embedding(5, 3, dtype=torch.float64)
-    encoder, past = AwdLstm(embedding, 4, 2), PastDecode(embedding)
-    model = LanguageModel(encoder, TiedSoftmax(embedding), past).eval()
-    ids, targets = torch.randint(5, (3, 2)), torch.randint(5, (3, 2))
-    plain, loss = (
-        model.loss(ids, targets, ar_weight=0.0, tar_weight=0.0, past_decode=weight)
-        for weight in (0.0, 0.1)
-    )
-    probs, _ = model.log_probs(ids)
-    read = torch.tanh(past.map(probs.exp() @ embedding.weight))
-    logits = read @ embedding.weight.t() + past.bias
-    expected = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
-    torch.testing.assert_close(loss.total - plain.total, 0.1 * expected)
-    torch.testing.assert_close(loss.nll, plain.nll)
-    grad_inputs = probs.exp().detach().requires_grad_()
-    assert torch.autograd.gradcheck(lambda given: past(given, ids), grad_inputs)
-
-
-def test_past_decode_without_its_module_raises():
-    with pytest.raises(ValueError, match="past_decode"):
-        make().loss(*batch(), past_decode=0.1)
 
 
 def test_sequences_are_reset_each_by_its_own_chance(monkeypatch):

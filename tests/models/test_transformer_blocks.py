@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.models import Transformer
-from drill.models.transformer import blocks, transformer
+from drill.models.transformer import fused_blocks
 from drill.models.transformer.attention import WithoutCudnn, fused_attention
 from drill.training.cuda_graphs import CapturedGradients
 from tests.helpers.devices import every_impl, triton_devices
@@ -59,7 +59,7 @@ def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
     taken, drawn = [], []
 
     def noted(name):
-        kernel = getattr(blocks, name)
+        kernel = getattr(fused_blocks, name)
 
         def call(*args, seed, **options):
             taken.append(seed if options.get("dropout", 0.3) else None)
@@ -68,10 +68,10 @@ def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
         return call
 
     for name in ("residual_norm", "relu_dropout"):
-        monkeypatch.setattr(blocks, name, noted(name))
-    draw = transformer.drawn_seeds
+        monkeypatch.setattr(fused_blocks, name, noted(name))
+    draw = fused_blocks.drawn_seeds
     monkeypatch.setattr(
-        transformer, "drawn_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
+        fused_blocks, "drawn_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
     )
     model(ragged(S).to(device), ids(B, T).to(device))
     seeds = {each.data_ptr() for each in taken if each is not None}

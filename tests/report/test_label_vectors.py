@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from drill.language_modeling.evaluation.calibration import calibration
-from drill.layers import Bilinear, OutputLayer
+from drill.layers import Bilinear
 from drill.report.analysis.label_vectors import (
     LabelVectors,
     label_norms,
@@ -74,17 +73,3 @@ def test_a_vector_that_all_labels_share_changes_nothing():
     with torch.no_grad():
         layer.embedding.weight += 7.0
     torch.testing.assert_close(label_vectors(layer.embedding, layer), before)
-
-
-class Constant(OutputLayer):
-    """No label matrix."""
-
-    vocabulary_size = 2
-    fold = resize = cached_labels = shared_labels = checked_nll = logits = None
-
-    def log_probs(self, hidden):
-        return F.log_softmax(hidden.new_zeros(*hidden.shape[:-1], 2), -1)
-
-
-def test_a_layer_without_a_label_matrix_has_no_vectors():
-    assert label_vectors(nn.Embedding(2, 3), Constant()) is None

@@ -393,6 +393,7 @@ def test_settings_that_were_removed_are_read_where_they_change_nothing():
     settings = recipe("gpt-demo")
     tables = settings.to_dict()
     tables["optimizer"] |= {"average": "tail", "ema_decay": 0.999}
+    tables["training"] |= {"past_decode": 0.0}
     assert resolve_settings(tables) == settings
     with pytest.raises(SettingsError, match=r"optimizer\.average: unknown setting"):
         recipe("gpt-demo", ["optimizer.average=ema"])

@@ -15,8 +15,7 @@ from drill.training.optim import AdamW, Asgd, NtAsgd
 from drill.training.progress import epoch_line
 from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
-from drill.training.state import TrainingState
-from drill.translation.evaluate import TranslationLoss
+from drill.training.state import Score, TrainingState
 from tests.helpers.language_models import after, all_of, rows, small_run, unlike
 from tests.helpers.tasks import LM, MT, TASKS, Task, both_tasks
 from tests.helpers.translators import small_training
@@ -29,9 +28,9 @@ def scripted(monkeypatch):
     def start(task: Task, *losses: float) -> None:
         left = iter(losses)
 
-        def score(model, data, **_: object) -> tuple[Perplexity] | TranslationLoss:
+        def score(model, data, **_: object) -> tuple[Perplexity] | Score:
             if task.run is small_training:
-                return TranslationLoss(next(left, 1.0) * 100, 100)
+                return Score(next(left, 1.0) * 100, 100)
             count = data.numel() - data.shape[1]
             return (Perplexity(next(left, 1.0) * count, count, data.shape[1]),)
 

@@ -15,8 +15,9 @@ from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.run.environment import ended_by
 from drill.training.run.folder import RunFolder
-from drill.translation.inference import Search, translate
+from drill.translation.inference import translate
 from drill.translation.run import load_translator
+from drill.translation.search.decoding import Search
 from tests.helpers.translators import small
 from tests.helpers.workspaces import pairs_workspace
 

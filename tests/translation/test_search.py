@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,14 +22,14 @@ from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.translation.search import beam_search as beam_search_module
 from drill.translation.search import decoding as decoding_module
-from drill.translation.search.beam_search import beam_search, greedy
-from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
+from drill.translation.search.beam_search import beam_search
+from drill.translation.search.decoding import Hypothesis, Search, cached_head
 from drill.translation.search.sampling import sample
 
 pytestmark = pytest.mark.usefixtures("fixed_seed")
 PAD, BOS, EOS, WORDS = 0, 1, 2, (3, 4, 5)
 V, d = 6, 8
-SHORT = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=4)
+SHORT = Search(max_ratio=0.0, max_extra=4)
 ALL = sum(len(WORDS) ** n for n in range(4))  # translations of at most 3 words and an <eos>
 SOURCES = [[3, 4, 5, 3, 2], [5, 2], [4, 4, 2], [], [3, 5, 4, 5, 5, 3, 2]]
 
@@ -116,6 +117,11 @@ def plain_beam(
     return sorted(ended, key=lambda hypothesis: -hypothesis.score)
 
 
+def greedy(model: Translator, sources, search: Search, **options) -> list[Hypothesis]:
+    narrow = replace(search, beam_size=1, length_penalty=0.0)
+    return [hypotheses[0] for hypotheses in beam_search(model, sources, narrow, **options)]
+
+
 def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
     assert [each.ids for each in found] == [each.ids for each in wanted]
     for a, b in zip(found, wanted, strict=True):
@@ -127,7 +133,8 @@ def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
 def test_wide_beam_finds_the_best_of_all_translations(alpha):
     for seed, eos in ((0, 0.0), (1, -1.5)):
         model = make(seed, eos=eos)
-        found = beam_search(model, SOURCES, SHORT, beam_size=ALL, n_best=ALL, length_penalty=alpha)
+        search = replace(SHORT, beam_size=ALL, n_best=ALL, length_penalty=alpha)
+        found = beam_search(model, SOURCES, search)
         for source, hypotheses in zip(SOURCES, found, strict=True):
             assert len(hypotheses) == ALL  # each of them, once
             same(hypotheses, exhaustive(model, source, alpha))
@@ -138,12 +145,10 @@ def test_wide_beam_finds_the_best_of_all_translations(alpha):
     [(1, 1, 0.0), (2, 2, 0.6), (4, 4, 2.0), (4, 1, 0.0), (4, 2, 1.0), (4, 1, -0.5)],
 )
 def test_narrow_beam_is_the_search_in_plain_loops(beam, n_best, alpha):
-    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.0, max_extra=3)
+    search = Search(beam_size=beam, n_best=n_best, length_penalty=alpha, max_extra=3)
     for seed, eos in ((0, 0.0), (1, -2.0), (2, 1.0)):
         model = make(seed, eos=eos)
-        found = beam_search(
-            model, SOURCES, decoding, beam_size=beam, n_best=n_best, length_penalty=alpha
-        )
+        found = beam_search(model, SOURCES, search)
         for source, hypotheses in zip(SOURCES, found, strict=True):
             same(hypotheses, plain_beam(model, source, len(source) + 3, beam, alpha)[:n_best])
 
@@ -163,7 +168,7 @@ def test_narrow_beam_is_the_search_in_plain_loops(beam, n_best, alpha):
 def test_longer_hypothesis_may_win_and_no_step_is_taken_once_none_can(
     alpha, end_now, end_then, words, steps
 ):
-    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=12)
+    search = Search(beam_size=2, length_penalty=alpha, max_ratio=0.0, max_extra=12)
     go_on = 0.22 if alpha > 0 else 1 - end_now
     lengths = itertools.count(1)
 
@@ -174,18 +179,18 @@ def test_longer_hypothesis_may_win_and_no_step_is_taken_once_none_can(
         p[:, 3] = go_on if length == 1 else 1e-9 if length == end_then else 0.999
         return p.log()
 
-    found = beam_search(make(), [[3]], decoding, beam_size=2, length_penalty=alpha, head=scripted)
+    found = beam_search(make(), [[3]], search, head=scripted)
     assert len(found[0][0].ids) == words
     assert next(lengths) == steps + 1
 
 
 def test_translation_ends_at_its_own_limit():
     model = make(eos=-30.0)  # it would never end by itself
-    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=1.5, max_extra=1)
+    search = Search(max_ratio=1.5, max_extra=1, seed=0)
     for found in (
-        greedy(model, SOURCES, decoding),
-        [rows[0] for rows in beam_search(model, SOURCES, decoding)],
-        [rows[0] for rows in sample(model, SOURCES, decoding, seed=0)],
+        greedy(model, SOURCES, search),
+        [rows[0] for rows in beam_search(model, SOURCES, search)],
+        [rows[0] for rows in sample(model, SOURCES, search)],
     ):
         wanted = [max(1, math.floor(1.5 * len(source) + 1)) - 1 for source in SOURCES]
         assert [len(each.ids) for each in found] == wanted
@@ -193,10 +198,10 @@ def test_translation_ends_at_its_own_limit():
 
 
 def test_n_best_gives_fewer_if_there_are_fewer():
-    decoding = Decoding(bos=BOS, eos=EOS, max_ratio=0.0, max_extra=2)
-    (found,) = beam_search(make(), [[3, 2]], decoding, beam_size=9, n_best=9)
+    search = Search(beam_size=9, n_best=9, max_ratio=0.0, max_extra=2)
+    (found,) = beam_search(make(), [[3, 2]], search)
     assert {each.ids for each in found} == {(), (3,), (4,), (5,)}
-    (found,) = beam_search(make(), [[3, 2]], Decoding(BOS, EOS, 0.0, 0), beam_size=3, n_best=3)
+    (found,) = beam_search(make(), [[3, 2]], replace(search, max_extra=0))
     assert [each.ids for each in found] == [()]
 
 
@@ -205,29 +210,25 @@ def test_n_best_gives_fewer_if_there_are_fewer():
 
 def test_batching_does_not_change_the_result():
     model = make(1, eos=-1.0)
-    decoding = Decoding(bos=BOS, eos=EOS, max_extra=6)
-    options = {"beam_size": 3, "n_best": 3}
-    together = beam_search(model, SOURCES, decoding, **options)
+    search = Search(beam_size=3, n_best=3, max_extra=6)
+    together = beam_search(model, SOURCES, search)
     for source, hypotheses in zip(SOURCES, together, strict=True):
-        same(beam_search(model, [source], decoding, **options)[0], hypotheses)
-    few = Decoding(bos=BOS, eos=EOS, max_extra=6, batch_tokens=8)
-    for a, b in zip(beam_search(model, SOURCES, few, **options), together, strict=True):
+        same(beam_search(model, [source], search)[0], hypotheses)
+    few = replace(search, batch_tokens=8)
+    for a, b in zip(beam_search(model, SOURCES, few), together, strict=True):
         same(a, b)
     width = max(map(len, SOURCES)) + 2
     rows = torch.tensor([[*source, *[PAD] * (width - len(source))] for source in SOURCES])
-    for a, b in zip(beam_search(model, rows, decoding, **options), together, strict=True):
+    for a, b in zip(beam_search(model, rows, search), together, strict=True):
         same(a, b)
 
 
-@pytest.mark.parametrize("searched", [
-    lambda *given, **options: beam_search(*given, beam_size=3, **options),
-    lambda *given, **options: sample(*given, samples=3, seed=1, **options),
-])  # fmt: skip
-def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
+@pytest.mark.parametrize("find", [beam_search, sample])
+def test_number_of_scores_of_a_step_is_bounded(find, monkeypatch):
     """However short the sentences: B x K x V stays below batch_tokens * SCORES_PER_TOKEN."""
     model, sources = make(1, eos=-1.0), [[3, 2], [4, 2], [5, 2]] * 10
-    decoding = Decoding(bos=BOS, eos=EOS, max_extra=3, batch_tokens=64)
-    whole, sizes = searched(model, sources, decoding), []
+    search = Search(beam_size=3, n_best=3, seed=1, max_extra=3, batch_tokens=64)
+    whole, sizes = find(model, sources, search), []
     monkeypatch.setattr(decoding_module, "SCORES_PER_TOKEN", 2)
     with cached_head(model) as head:
 
@@ -235,7 +236,7 @@ def test_number_of_scores_of_a_step_is_bounded(searched, monkeypatch):
             sizes.append(head(hidden).numel())
             return head(hidden)
 
-        parts = searched(model, sources, decoding, head=spied)
+        parts = find(model, sources, search, head=spied)
     assert 7 * 3 * V == max(sizes) <= 64 * 2 < 8 * 3 * V
     for a, b in zip(parts, whole, strict=True):
         same(a, b)
@@ -246,12 +247,11 @@ def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
     """In fixed room that grows twice, with sentences that leave; without a device, no graph."""
     monkeypatch.setattr(beam_search_module, "INITIAL_CAPACITY", 4)
     monkeypatch.setattr(beam_search_module, "CHECK_DONE_EVERY", 4)
-    options = {"beam_size": beam, "n_best": beam, "length_penalty": alpha}
+    search = Search(beam_size=beam, n_best=beam, length_penalty=alpha, max_extra=11)
     for seed, eos in ((2, -1.0), (3, -6.0)):
         model = make(seed, eos=eos)
         plain, replayed = (
-            beam_search(model, SOURCES, Decoding(BOS, EOS, max_extra=11, graph=graph), **options)
-            for graph in (False, True)
+            beam_search(model, SOURCES, replace(search, graph=graph)) for graph in (False, True)
         )
         for a, b in zip(plain, replayed, strict=True):
             same(a, b)
@@ -267,8 +267,7 @@ def test_graphs_are_the_same_on_a_gpu(autocast, monkeypatch):
             beam_search(
                 model,
                 SOURCES,
-                Decoding(BOS, EOS, max_extra=40, graph=graph, autocast=autocast),
-                beam_size=beam,
+                Search(beam_size=beam, max_extra=40, graph=graph, autocast=autocast),
             )
             for graph in (False, None)
         )
@@ -280,13 +279,13 @@ def test_graphs_are_the_same_on_a_gpu(autocast, monkeypatch):
 def test_only_layers_that_fold_are_replayed():
     model = make(4, built("mixture"))
     with pytest.raises(ValueError, match="graph"):
-        beam_search(model, SOURCES, Decoding(BOS, EOS, graph=True))
+        beam_search(model, SOURCES, Search(graph=True))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_any_layer_is_searched_exactly(name):
     model = make(4, built(name))
-    (found,) = beam_search(model, [[3, 4, 2]], SHORT, beam_size=ALL, n_best=ALL)
+    (found,) = beam_search(model, [[3, 4, 2]], replace(SHORT, beam_size=ALL, n_best=ALL))
     same(found, exhaustive(model, [3, 4, 2], 0.6))
 
 
@@ -326,7 +325,7 @@ def test_model_comes_back_as_it_was():
 
 def test_samples_have_the_probabilities_of_the_model():
     model, n = make(1), 4000
-    (found,) = sample(model, [[3, 4, 2]], SHORT, samples=n, seed=0)
+    (found,) = sample(model, [[3, 4, 2]], replace(SHORT, n_best=n, seed=0))
     counts: dict[tuple[int, ...], int] = {}
     for each in found:
         counts[each.ids] = counts.get(each.ids, 0) + 1
@@ -342,7 +341,7 @@ def test_samples_have_the_probabilities_of_the_model():
 
 def test_sample_has_the_log_probability_of_the_model():
     model = make(eos=-1.0)
-    found = sample(model, SOURCES, SHORT, samples=4, temperature=2.0, top_k=3, seed=1)
+    found = sample(model, SOURCES, replace(SHORT, n_best=4, temperature=2.0, top_k=3, seed=1))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         for each in hypotheses:
             assert each.log_prob == pytest.approx(log_prob(model, source, each.ids), abs=1e-10)
@@ -351,16 +350,17 @@ def test_sample_has_the_log_probability_of_the_model():
 
 def test_seeded_samples_do_not_depend_on_their_number_or_batch():
     model = make(eos=-2.0)
-    decoding = Decoding(bos=BOS, eos=EOS, max_extra=8)
-    found = sample(model, SOURCES, decoding, samples=3, seed=7)
-    again = Decoding(bos=BOS, eos=EOS, max_extra=8, batch_tokens=5)
-    for a, b in zip(sample(model, SOURCES, again, samples=3, seed=7), found, strict=True):
+    search = Search(n_best=3, seed=7, max_extra=8)
+    found = sample(model, SOURCES, search)
+    again = sample(model, SOURCES, replace(search, batch_tokens=5))
+    for a, b in zip(again, found, strict=True):
         same(a, b)
-    same([rows[0] for rows in sample(model, SOURCES, decoding, seed=7)], [r[0] for r in found])
+    single = sample(model, SOURCES, replace(search, n_best=1))
+    same([rows[0] for rows in single], [r[0] for r in found])
     ids = {each.ids for rows in found for each in rows}
     assert len(ids) > 5  # they are no copies
-    assert found != sample(model, SOURCES, decoding, samples=3, seed=8)
-    unseeded = [sample(model, SOURCES, decoding, samples=3) for _ in range(2)]
+    assert found != sample(model, SOURCES, replace(search, seed=8))
+    unseeded = [sample(model, SOURCES, replace(search, seed=None)) for _ in range(2)]
     assert unseeded[0] != unseeded[1]
 
 
@@ -368,35 +368,29 @@ def test_tiny_temperature_top_k_1_and_tiny_top_p_are_greedy():
     model = make(eos=-1.0)
     wanted = [each.ids for each in greedy(model, SOURCES, SHORT)]
     for options in ({"temperature": 1e-9}, {"top_k": 1}, {"top_p": 1e-9}):
-        found = sample(model, SOURCES, SHORT, seed=3, **options)
+        found = sample(model, SOURCES, replace(SHORT, seed=3, **options))
         assert [rows[0].ids for rows in found] == wanted
 
 
 # -- faults ---------------------------------------------------------------------------------------
 
 
-def searched(find, sources=SOURCES, decoding=None, **options):
-    """A search with this option of it, or of its decoding."""
-    given = {"bos": BOS, "eos": EOS, "max_ratio": 0.0, "max_extra": 4, **(decoding or {})}
-    return lambda: find(make(), sources, Decoding(**given), **options)
-
-
 @pytest.mark.parametrize(
-    ("call", "fault"),
+    ("options", "fault"),
     [
-        (searched(beam_search, n_best=5), "n_best (must be|is)"),  # more than the beam
-        (searched(beam_search, beam_size=0), "beam_size (must be|is)"),
-        (searched(sample, top_k=0), "top_k (must be|is)"),
-        (searched(sample, samples=0), "samples (must be|is)"),
-        (searched(greedy, decoding={"eos": V}), f"eos .*must be .*{V}"),
-        (searched(greedy, decoding={"eos": BOS}), f"eos .*must be .*{BOS}"),
-        (searched(greedy, decoding={"max_ratio": -1.0}), r"max_ratio .*must be .*-1\.0"),
-        (searched(greedy, decoding={"batch_tokens": 0}), "batch_tokens .*must be .*0"),
+        ({"n_best": 5}, "n_best must be at most beam_size 4"),
+        ({"beam_size": 0}, "beam_size (must be|is)"),
+        ({"n_best": 0}, "n_best (must be|is)"),
+        ({"top_k": 0}, "top_k (must be|is)"),
+        ({"eos": V}, f"eos .*must be .*{V}"),
+        ({"eos": BOS}, f"eos .*must be .*{BOS}"),
+        ({"max_ratio": -1.0}, r"max_ratio .*must be .*-1\.0"),
+        ({"batch_tokens": 0}, "batch_tokens .*must be .*0"),
     ],
 )
-def test_invalid_options_raise(call, fault):
+def test_invalid_options_raise(options, fault):
     with pytest.raises(ValueError, match=fault):
-        call()
+        beam_search(make(), SOURCES, replace(SHORT, **options))
 
 
 @pytest.mark.parametrize(
@@ -405,7 +399,7 @@ def test_invalid_options_raise(call, fault):
 )
 def test_invalid_sources_raise(sources, fault):
     with pytest.raises(DataError, match=fault):
-        searched(greedy, sources)()
+        beam_search(make(), sources)
 
 
 def test_nan_and_impossible_end_raise():

@@ -5,16 +5,18 @@ import torch
 
 from drill.data import IGNORE_INDEX, PairBatches
 from drill.models import Transformer
+from drill.training.distributed import World
 from drill.training.optim import AdamW
-from drill.translation.step import (
-    backward,
-    capture_blocker,
-    captured_backward,
-    kernel_summary,
-    make_captured_gradients,
-)
+from drill.translation.step import backward, captured_backward
+from drill.translation.train import TranslationTask
 from tests.helpers.language_models import interrupted_after, rows, weights
-from tests.helpers.translators import small_data, small_optimizer, small_training, small_translator
+from tests.helpers.translators import (
+    small_data,
+    small_optimizer,
+    small_task,
+    small_training,
+    small_translator,
+)
 
 CPU = torch.device("cpu")
 
@@ -50,12 +52,14 @@ def test_gradient_is_that_of_the_mean_over_all_tokens_of_the_step(
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("layer", ["plain", "mixture"])
-def test_gradients_for_replays_are_those_of_a_step(layer, count):
+def test_gradients_for_replays_are_those_of_a_step(layer, count, tmp_path, monkeypatch):
     found, truth = (small_translator(layer, dropout=0.0, dtype=torch.float64) for _ in range(2))
     batches = list(PairBatches(small_data().train, 60, 3, multiple=4).epoch(1))[:count]
     tokens = sum(batch.target_tokens for batch in batches)
-    captured = make_captured_gradients(found, 0.1, None)
-    ours = captured_backward(captured, batches, tokens, CPU)
+    task = small_task(tmp_path, model=found, label_smoothing=0.1)
+    monkeypatch.setattr(TranslationTask, "_capture_blocker", lambda _: None)
+    task.prepare(None)
+    ours = captured_backward(task.captured, batches, tokens, CPU)
     theirs = backward(truth, truth, batches, tokens, 0.1, CPU)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0)
     for a, b in zip(found.parameters(), truth.parameters(), strict=True):
@@ -137,22 +141,19 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({}, None), ({"cuda_graphs": False}, "is false"), ({"device": CPU}, "not cpu"),
-        ({"compile": True}, "training.compile"), ({"world_size": 4}, "several processes"),
+        ({}, "replayed"), ({"cuda_graphs": False}, "is false"), ({"device": CPU}, "not cpu"),
+        ({"compile": True}, "training.compile"), ({"world": World(size=4)}, "several processes"),
     ],
 )  # fmt: skip
-def test_capture_blocker(options, fault):
-    usual = {"cuda_graphs": True, "compile": False, "device": torch.device("cuda"), "world_size": 1}
-    found = capture_blocker(**{**usual, **options})
-    assert found is None if fault is None else fault in found
-
-
-def test_kernel_summary_names_each_part_and_what_compiles():
-    model = small_translator("plain", dropout=0.0)
-    parts = kernel_summary(model, "asked for", 60, None)
+def test_kernels_name_each_part_and_why_batches_are_launched(options, fault, tmp_path):
+    given = {"device": torch.device("cuda"), **options}
+    device = given.pop("device")
+    task = small_task(tmp_path, "plain", gradient_accumulation_steps=4, **given)
+    task.device = device
+    parts = task.kernels(None)
     assert [part.split(" ")[0] for part in parts] == ["residuals", "labels", "loss", "batches"]
-    assert parts[3].endswith(": asked for")
-    assert "torch.compile" in kernel_summary(model, None, 60, None, compile=True)[0]
+    assert fault in parts[3]
+    assert ("torch.compile" in parts[0]) == ("compile" in options)
 
 
 def test_reported_loss_is_that_of_all_tokens_of_the_epoch(tmp_path):

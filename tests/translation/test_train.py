@@ -11,8 +11,8 @@ from drill.training.optim import AdamW, ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.translation import train as train_module
 from drill.translation.evaluate import translation_loss
-from drill.translation.inference import Search
 from drill.translation.search import beam_search
+from drill.translation.search.decoding import Search
 from drill.translation.train import TranslationState
 from tests.helpers.language_models import after, all_of, rows, unlike, weights
 from tests.helpers.translators import small_data, small_training, small_translator

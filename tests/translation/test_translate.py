@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from drill.data import BEGIN, END
+from drill.data import END
 from drill.errors import SettingsError
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator, translation_loss
-from drill.translation.inference import EMPTY, Search, translate
+from drill.translation.inference import Translation, translate
 from drill.translation.search.beam_search import beam_search
-from drill.translation.search.decoding import Decoding
+from drill.translation.search.decoding import Search
 from tests.helpers.translators import small_data, small_translator
 
 
@@ -37,12 +37,12 @@ LINES = ["abc", "", "ee dd", "   ", "世界 🎉 عربي", "\x00\x1b[1m", "abcd
 def test_every_line_has_its_translations_in_order(data, model, size):
     found = [*translate(model, data.subwords, iter(LINES), Search(n_best=2), lines_per_block=size)]
     assert len(found) == len(LINES)
-    assert found[1] == found[3] == [EMPTY]
+    assert found[1] == found[3] == [Translation("", 0.0, 0.0)]
     for line, translations in zip(LINES, found, strict=True):
         if not line.strip():
             continue
         source = [*data.subwords.encode(line), END]
-        by_hand = beam_search(model, [source], Decoding(BEGIN, END), beam_size=4, n_best=2)[0]
+        by_hand = beam_search(model, [source], Search(n_best=2))[0]
         assert [t.text for t in translations] == [
             data.subwords.decode(h.ids).replace("\n", " ").replace("\r", " ") for h in by_hand
         ]

@@ -68,7 +68,6 @@ def words(
         from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 
         vectors = label_vectors(added.model.encoder.embedding, added.model.layer)
-        assert vectors is not None  # add_words has checked that there is a label matrix
         name = added.vocabulary.words.__getitem__
         for word in new:
             found = nearest_labels(vectors, added.vocabulary.ids[word], name, top=NEAREST)

@@ -22,15 +22,25 @@ from drill.layers.wrappers.base import blockwise_nll
 class Head(nn.Module):
     """An output layer: ``head(hidden)`` has its logits, ``head(hidden, targets)`` its loss.
 
-    Where the layer encodes the model's input embedding, that module belongs to the model alone: it
-    is no submodule here. So a checkpoint has it once, and FSDP2, which takes no parameter in two
-    groups, sees it once.
+    What makes ``weight``, a call or the submodules mean something else, who sets it, and why:
+
+        shared     by install_head, for good, where the layer encodes the model's input embedding:
+                   that module is no submodule here. So a checkpoint has it once, and FSDP2, which
+                   takes no parameter in two groups, sees it once.
+        captured   by fused_loss, for one forward of the model: a call only adds its hidden states
+                   to this list and returns logits of no position, so that what the model does with
+                   them costs nothing.
+        resizing   by resize_token_embeddings: ``weight`` is the embedding's Parameter, which
+                   transformers asks for requires_grad.
+        _awaits_sharding
+                   by accelerate, until FSDP2 has sharded the model: ``weight`` is the embedding's
+                   Parameter, too. By that identity accelerate sees that embedding and head must be
+                   in one group.
+        number     by __init__ and every copy: by it compiled graphs know the head.
     """
 
     captured: list[Tensor] | None = None
-    """While this is a list, a call only adds its hidden states to it."""
     resizing = False
-    """While this is True, ``weight`` is the embedding's Parameter."""
 
     def __init__(self, layer: Any, shared: bool) -> None:
         super().__init__()
@@ -65,17 +75,13 @@ class Head(nn.Module):
         for part in self.layer.modules():
             for cache in vars(part).values():
                 if isinstance(cache, LabelCache):
-                    cache.check_rows()
+                    cache.check(rows=True)
 
     @property
     def weight(self) -> Tensor:
         """The encoded labels (V, k), for losses that read ``lm_head.weight``.
 
         A layer that does not fold, such as a mixture, has none: the loss would be another one.
-
-        Until accelerate has sharded the model for FSDP2 it is the embedding's Parameter: by that
-        identity accelerate sees that embedding and head must be in one group. So in a
-        resize, where transformers asks it for requires_grad.
         """
         if self.resizing or _awaits_sharding(self):
             return self.matrix.label_weight
@@ -88,8 +94,7 @@ class Head(nn.Module):
     def __call__(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.captured is None:
             return super().__call__(hidden, *args, **kwargs)
-        # Logits of no position: whatever the model does with them costs nothing. Not by forward:
-        # hooks, such as those of FSDP, expect one call.
+        # Not in forward: hooks, such as those of FSDP, expect one call.
         self.captured.append(hidden)
         return hidden.new_empty((*hidden.shape[:-2], 0, self.layer.vocabulary_size))
 
@@ -145,7 +150,6 @@ class Head(nn.Module):
         return isinstance(self.layer, MatrixLayer) and not autocast_on(hidden.device)
 
     def _register(self) -> None:
-        """Take a number, by which compiled graphs know the head."""
         self.number = next(_numbers)
         _heads[self.number] = self
 

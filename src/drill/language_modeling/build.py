@@ -19,7 +19,7 @@ from drill.errors import SettingsError, check_value
 from drill.language_modeling.untie import check_untie
 from drill.layers import FeatureBags, LabelSource
 from drill.models import ENCODERS
-from drill.models.language_model import LanguageModel, PastDecode
+from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
 from drill.training.build import build_layer, check_optimizer, model_error
 from drill.training.device import meta_init
@@ -124,8 +124,7 @@ def _model(
     try:
         built = kind(embedding, **encoder)
         layer = build_layer(settings.layer, embedding, built.output_widths, counts)
-        past_decode = PastDecode(embedding) if settings.training["past_decode"] else None
-        return LanguageModel(built, layer, past_decode)
+        return LanguageModel(built, layer)
     except ImportError as error:
         raise SettingsError(str(error)) from None
     except (ValueError, TypeError, RuntimeError) as error:

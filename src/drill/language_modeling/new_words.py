@@ -12,7 +12,6 @@ from drill.data import Vocabulary, WordFeatures, WordNet
 from drill.data.text.word_features import GLOSS
 from drill.errors import DataError, SettingsError
 from drill.layers import FeatureBags
-from drill.layers.base import resize_entries
 from drill.layers.label_source import resize_rows
 from drill.models.language_model import LanguageModel
 
@@ -22,8 +21,8 @@ def new_words_blocker(model: LanguageModel) -> str | None:
     source, layer = model.encoder.embedding, model.layer
     if not isinstance(source, FeatureBags):
         return "every word has a row of a table; train with labels.source=characters"
-    if layer.matrix is None or layer.matrix.embedding is not source:
-        return f"{type(layer.matrix or layer).__name__} has a matrix of its own"
+    if layer.matrix.embedding is not source:
+        return f"{type(layer.matrix).__name__} has a matrix of its own"
     return None
 
 
@@ -73,6 +72,4 @@ def extend_model(
         embedding.extend(features.of(words, vocabulary.descriptions))
     model.layer.resize(len(vocabulary))
     resize_rows("extended", embedding, len(vocabulary), None)  # that of a layer that is not tied
-    if model.past_decode is not None:
-        resize_entries(model.past_decode.bias, len(vocabulary))
     return model.eval(), vocabulary

@@ -36,7 +36,7 @@ from drill.training.run.checkpoint import load_into
 from drill.training.run.folder import RunFolder
 
 REGULARISERS = (  # options of the loss
-    *("ar_weight", "tar_weight", "adversarial", "past_decode", "state_reset"),
+    *("ar_weight", "tar_weight", "adversarial", "state_reset"),
     *("augmented", "augmented_temperature"),
 )
 READ_AT_ONCE = 512  # rows that a GPU evaluates at a time; the result does not depend on it

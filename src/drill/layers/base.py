@@ -35,7 +35,13 @@ from drill.kernels.loss.nll import (
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait, upcast
 from drill.layers.checks import check_bool, warn_if_default_init
-from drill.layers.label_cache import LabelCache, SharedLabels, call_in_eval_mode, frozen_labels
+from drill.layers.label_cache import (
+    LabelCache,
+    StaleLabels,
+    call_in_eval_mode,
+    frozen_labels,
+    optimizer_steps,
+)
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
@@ -73,8 +79,6 @@ class OutputLayer(nn.Module, abc.ABC):
     """Whether each loss reaches every parameter, as losses of static shapes do, for DDP."""
     takes_label_smoothing: ClassVar[bool] = True
     """Whether the loss in training has the probabilities of all labels, which smoothing needs."""
-    weights_depend_on_counts: ClassVar[bool] = False
-    """Whether weights mean something else with other ``counts``: ``init_from`` keeps these then."""
     kept_by_resize: ClassVar[tuple[str, ...]] = ()
     """Options whose default depends on V, but that ``resize`` keeps: ``drill.hf`` saves them."""
 
@@ -84,9 +88,9 @@ class OutputLayer(nn.Module, abc.ABC):
         """V, the number of labels."""
 
     @property
-    def matrix(self) -> "MatrixLayer | None":
-        """The layer with the label matrix: this one, or the one that it wraps; None without one."""
-        return None
+    @abc.abstractmethod
+    def matrix(self) -> "MatrixLayer":
+        """The layer with the label matrix: this one, or the one that it wraps."""
 
     @abc.abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -149,7 +153,7 @@ class OutputLayer(nn.Module, abc.ABC):
         check_targets(hidden, targets, self.vocabulary_size, ignore_index, check)
         # Not in the constructor: many models are initialised or loaded after it.
         training = self.training and torch.is_grad_enabled() and not must_not_wait(hidden.device)
-        if check and training and self.matrix is not None and self.matrix.scales_with_embedding:
+        if check and training and self.matrix.scales_with_embedding:
             warn_if_default_init(type(self.matrix).__name__, self.matrix.embedding)
         return LossOptions(reduction, ignore_index, label_smoothing, impl, memory, check)
 
@@ -191,14 +195,11 @@ class OutputLayer(nn.Module, abc.ABC):
         losses, lowered = self.checked_adversarial_nll(hidden, targets.long(), epsilon, options)
         return losses.detach(), lowered
 
+    @abc.abstractmethod
     def checked_adversarial_nll(
         self, hidden: Tensor, targets: Tensor, epsilon: float, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         """nll and nll' of ``adversarial_nll``, each (...), of checked inputs."""
-        raise TypeError(
-            f"{type(self).__name__} has no adversarial softmax: it defines no "
-            "checked_adversarial_nll; train with adversarial=0"
-        )
 
     @abc.abstractmethod
     def fold(self) -> nn.Linear:
@@ -406,17 +407,37 @@ class MatrixLayer(OutputLayer):
                     (layer.nll(hidden, targets, reduction="sum") / tokens).backward()
             optimizer.step()  # after the block: the labels have no gradient before
 
-        The gradients of the micro-batches are summed in float32 and share one dropout mask. An
-        optimizer step inside raises StaleLabels, and so does a parameter, setting or mode that
-        changes; writes through ``.data`` or NumPy are not noticed.
+        The gradients of the micro-batches are summed in float32 and share one dropout mask. A step
+        of any optimizer inside raises StaleLabels at the end.
         """
-        shared = SharedLabels(self, self.labels())
-        try:
-            with self._cache.inside(self, shared.read):
-                yield
-            shared.backward()
-        finally:
-            shared.close()
+        labels, steps = self.labels(), optimizer_steps()
+        total: Tensor | None = None
+        ended = False
+
+        def add(leaf: Tensor) -> None:
+            nonlocal total
+            grad, leaf.grad = leaf.grad, None
+            assert grad is not None
+            if ended:
+                raise RuntimeError(
+                    "backward ran after its shared_labels() block had ended, so the gradient of "
+                    "the labels would be lost; call backward inside the block"
+                )
+            total = upcast(grad) if total is None else total.add_(grad)
+
+        shared = labels.detach()
+        if labels.requires_grad:
+            shared.requires_grad_().register_post_accumulate_grad_hook(add)
+        with self._cache.inside(self, lambda: shared):
+            yield
+        ended = True
+        if optimizer_steps() != steps:
+            raise StaleLabels(
+                f"{type(self).__name__}: an optimizer stepped inside shared_labels(), before the "
+                "labels had their gradient; step after the block"
+            )
+        if total is not None:
+            labels.backward(total.to(labels.dtype))
 
     def kernel_summary(self, tokens: int) -> list[str]:
         loss = self.loss_kernel_summary(tokens, self.vocabulary_size)

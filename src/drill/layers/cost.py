@@ -26,7 +26,6 @@ from drill.layers import (
     DirectOutputConnection,
     DualNonlinear,
     FullSoftmax,
-    MatrixLayer,
     Mixtape,
     MixtureOfSoftmaxes,
     OutputLayer,
@@ -68,7 +67,7 @@ class Cost:
 def cost(layer: OutputLayer, tokens: int) -> Cost:
     """The cost of ``layer`` for ``tokens`` hidden states; the layer is copied first."""
     layer = copy.deepcopy(layer).to("meta").train()
-    matrix = cast(MatrixLayer, layer.matrix)
+    matrix = layer.matrix
     if isinstance(matrix, DeepResidual):
         matrix.impl = "reference"  # the products are the same, and the meta device has no Triton
     dtype = factory_kwargs(matrix.embedding)["dtype"]
@@ -118,7 +117,7 @@ def zipf_counts(layer: AdaptiveSoftmax, tokens: int) -> list[int]:
 
 def _encoded(layer: OutputLayer) -> object:
     """What ``cached_labels`` computes once."""
-    labels = cast(MatrixLayer, layer.matrix).labels()
+    labels = layer.matrix.labels()
     return layer.softmaxes(labels) if isinstance(layer, AdaptiveSoftmax) else labels
 
 
@@ -138,7 +137,7 @@ def _loss(layer: OutputLayer, hidden: Tensor, targets: Tensor) -> Tensor:
 
 def own_parameters(layer: OutputLayer) -> int:
     """Parameters of a layer without the embedding, which the model shares."""
-    matrix = cast(MatrixLayer, layer.matrix)
+    matrix = layer.matrix
     embedding = cast(nn.Module, matrix.embedding)
     shared = set() if isinstance(matrix, FullSoftmax) else {*embedding.parameters()}
     return sum(parameter.numel() for parameter in {*layer.parameters()} - shared)

@@ -69,12 +69,6 @@ class FeatureBags(nn.Module):
         ids = torch.cat([self.ids, ids.to(self.ids)])
         self._set(ids, starts, torch.cat([self.weights, weights.to(self.weights)]))
 
-    def truncate(self, labels: int) -> None:
-        """Keep the first ``labels``; call ``layer.resize(labels)`` after."""
-        require(0 < labels <= self.num_embeddings, "FeatureBags", "labels", "in use", labels)
-        end = int(self.starts[labels])
-        self._set(self.ids[:end], self.starts[: labels + 1], self.weights[:end])
-
     def forward(self, rows: Tensor | None = None) -> Tensor:
         """E' (V, d), or its ``rows`` (R, d)."""
         if rows is not None and not torch.is_grad_enabled():

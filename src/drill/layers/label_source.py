@@ -28,7 +28,7 @@ class Descriptions(nn.Module):
         layer = DeepResidual(source, depth=2)
 
     A new label gets its vector from its description: ``extend`` adds rows, then call
-    ``layer.resize``; ``truncate`` drops the last ones.
+    ``layer.resize``.
 
     Args:
         encoder: maps rows of ``descriptions`` to vectors (R, d); trained with the layer.
@@ -54,13 +54,6 @@ class Descriptions(nn.Module):
         whole = torch.can_cast(descriptions.dtype, dtype)
         require(whole, "Descriptions", "new rows", f"of {dtype}", descriptions.dtype, TypeError)
         self.descriptions = torch.cat([self.descriptions, descriptions.to(self.descriptions)])
-
-    def truncate(self, labels: int) -> None:
-        """Keep the descriptions of the first ``labels``; call ``layer.resize(labels)`` after."""
-        check_integer("Descriptions", "the number of labels", labels)
-        expected = f"at most the {self.num_embeddings} rows; see extend"
-        require(labels <= self.num_embeddings, "Descriptions", "labels", expected, labels)
-        self.descriptions = self.descriptions[:labels].clone()  # a view would keep the memory
 
     def forward(self, rows: Tensor | None = None) -> Tensor:
         descriptions = self.descriptions if rows is None else self.descriptions[rows]
@@ -142,10 +135,9 @@ def resize_rows(
         require(shape == (added, width), name, "vectors", f"of shape {(added, width)}", shape)
     if not isinstance(source, nn.Embedding):
         if new_size != old_size:
-            method = "extend" if new_size > old_size else "truncate"
             raise ValueError(
-                f"{name}: the label source has {old_size} labels, not {new_size}; resize it first "
-                f"(Descriptions: {method}), then the layer"
+                f"{name}: the label source has {old_size} labels, not {new_size}; call its "
+                "extend(...) first (it cannot lose labels), then layer.resize(its num_embeddings)"
             )
         return
     if new_size != old_size:

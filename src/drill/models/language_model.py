@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from drill.kernels.loss.nll import nll
 from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import OutputLayer
 from drill.layers.checks import restored_modes
-from drill.layers.label_source import LabelSource, factory_kwargs, label_count, label_vectors
+from drill.layers.label_source import label_vectors
 from drill.models.encoder import Encoded, Encoder, State, check_widths, map_state
 
 
@@ -21,36 +20,6 @@ class Loss(NamedTuple):
     total: Tensor  # nll and the regularisers: call backward on it
     nll: Tensor  # mean over tokens, to report; detached
     state: State  # for the next batch; detached
-
-
-class PastDecode(nn.Module):
-    """Past-decode regularisation (Brahma, 2018): read the last input word back from the prediction.
-
-        e = p E                          p: the predicted distribution of the next word, (V,)
-        r = tanh(W e + b)
-        loss = -log softmax(r E^T + c)[x]        x: the word that p was predicted from
-
-    Args:
-        embedding: the model's nn.Embedding (V, d) or label source, shared.
-    """
-
-    def __init__(self, embedding: nn.Embedding | LabelSource) -> None:
-        super().__init__()
-        self.embedding = embedding
-        width = embedding.embedding_dim
-        self.map = nn.Linear(width, width, **factory_kwargs(embedding))
-        self.bias = nn.Parameter(torch.zeros(label_count(embedding), **factory_kwargs(embedding)))
-
-    def forward(
-        self,
-        probs: Tensor,  # (..., V)
-        ids: Tensor,  # (...)
-        check: bool = True,
-    ) -> Tensor:
-        """The mean loss of ``ids``, each the last input word before its distribution."""
-        weight = label_vectors(self.embedding)
-        expected = probs.to(weight.dtype) @ weight  # (..., d)
-        return nll(torch.tanh(self.map(expected)), weight, ids, self.bias, check=check)
 
 
 class LanguageModel(nn.Module):
@@ -64,17 +33,13 @@ class LanguageModel(nn.Module):
     Args:
         encoder: its output is as wide as the layer's hidden states.
         layer: the output layer.
-        past_decode: for the loss of that name; none by default.
     """
 
-    def __init__(
-        self, encoder: Encoder, layer: OutputLayer, past_decode: PastDecode | None = None
-    ) -> None:
+    def __init__(self, encoder: Encoder, layer: OutputLayer) -> None:
         super().__init__()
         check_widths("LanguageModel", encoder, layer)
         self.encoder = encoder
         self.layer = layer
-        self.past_decode = past_decode
 
     def loss(
         self,
@@ -85,7 +50,6 @@ class LanguageModel(nn.Module):
         ar_weight: float = 2.0,
         tar_weight: float = 1.0,
         adversarial: float = 0.0,
-        past_decode: float = 0.0,
         augmented: float = 0.0,
         augmented_temperature: float = 10.0,
         state_reset: float = 0.0,
@@ -101,7 +65,6 @@ class LanguageModel(nn.Module):
             tar_weight: of the temporal regulariser, on its changes between steps before dropout.
             adversarial: epsilon of ``layer.adversarial_nll``; lowers the targets' logits in
                 ``total``, not in ``nll``.
-            past_decode: weight of the model's ``PastDecode`` loss.
             augmented: weight of ``augmented_loss`` with the encoder's embedding.
             augmented_temperature: of that loss.
             state_reset: probability that a sequence starts from the initial state, not ``state``.
@@ -118,14 +81,8 @@ class LanguageModel(nn.Module):
         else:
             tokens = self.layer.adversarial_nll(encoded.output, targets, adversarial, **options)
             nll, total = (losses.mean() for losses in tokens)
-        if past_decode != 0.0 or augmented != 0.0:
-            log_probs = self.layer.log_probs(encoded.output)
-        if past_decode != 0.0:
-            if self.past_decode is None:
-                raise ValueError("LanguageModel: past_decode needs a model that has a PastDecode")
-            check = options.get("check", True)
-            total = total + past_decode * self.past_decode(log_probs.exp(), ids, check=check)
         if augmented != 0.0:
+            log_probs = self.layer.log_probs(encoded.output)
             E = label_vectors(self.encoder.embedding)
             total = total + augmented * augmented_loss(log_probs, targets, E, augmented_temperature)
         if ar_weight != 0.0:
@@ -194,17 +151,12 @@ class LanguageModel(nn.Module):
             yield
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Trained parameters that predictions depend on.
+        """Parameters that require a gradient.
 
         Returns:
             Parameters by name; shared ones once.
         """
-        parts = ("encoder.", "layer.")  # not past_decode, which only the loss reads
-        return {
-            name: parameter
-            for name, parameter in self.named_parameters()
-            if parameter.requires_grad and name.startswith(parts)
-        }
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def parameter_count(self) -> int:
         """Count ``trained_parameters``.

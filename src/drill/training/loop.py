@@ -117,7 +117,7 @@ class Outcome:
     finished: bool
     epoch: int
     best_epoch: int
-    valid: Any  # Perplexity or TranslationLoss; None before the first validation
+    valid: Any  # Perplexity or Score; None before the first validation
     test: Any  # Perplexity or TranslationResult; None if unfinished
     elapsed: float  # seconds, summed over resumes
     interrupted: bool = False  # by Ctrl-C or SIGTERM, even if too late to leave anything undone

@@ -62,7 +62,6 @@ class LanguageModelOptions(TrainingOptions):
     ar_weight: float = 2.0  # weight of mean(output^2)
     tar_weight: float = 1.0  # weight of mean((raw[t+1] - raw[t])^2)
     adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
-    past_decode: float = 0.0  # weight of the loss of decoding the last word from the prediction
     augmented: float = 0.0  # weight of the loss against words like the target
     augmented_temperature: float = 10.0  # of both distributions of that loss
     state_reset: float = 0.0  # probability that a stream starts a segment from the initial state
@@ -77,7 +76,7 @@ class LanguageModelOptions(TrainingOptions):
         counts = "batch_size bptt length_cap micro_batch valid_batch_size test_batch_size"
         self._check(counts, "at least 1", lambda n: n >= 1)
         self._check("length_seed", A_SEED, lambda n: 0 <= n < 2**32)
-        self._check("adversarial past_decode state_reset", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
+        self._check("adversarial state_reset", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
         self._check("augmented", "at least 0", lambda x: x >= 0.0)
         self._check("augmented_temperature", "above 0", lambda x: x > 0.0)
         self._check("untie_at", "in (0, 1)", lambda x: 0.0 < x < 1.0)

@@ -37,7 +37,7 @@ RENAMED = {
 
 # What a run gives by itself, and what no TOML can hold.
 NOT_SET = {
-    "embedding", "layer", "counts", "generator", "widths",  # of layers and encoders
+    "embedding", "layer", "counts", "widths",  # of layers and encoders
     "vocabulary",  # of label sources
     "source_embedding", "target_embedding", "pad", "init_embeddings",  # of the Transformer
     "lines", "progress",  # of subwords

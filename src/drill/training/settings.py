@@ -47,6 +47,7 @@ REMOVED = {
     "optimizer.ema_decay": 0.999,
     "optimizer.map_warmup": 0.0,
     "optimizer.map_weight_decay": NONE,
+    "training.past_decode": 0.0,
 }
 """Settings that older runs and ledgers have, with the values that change nothing."""
 
@@ -278,7 +279,7 @@ def _optimizer_of_translators(where: str, table: Table, kinds: Mapping[str, Any]
 
 def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
     """``table`` filled from a dataclass that checks its own values."""
-    filled = with_defaults(where, table, kind)
+    filled = with_defaults(where, _without_removed(where, table), kind)
     try:
         kind(**filled)
     except ArgumentError as error:

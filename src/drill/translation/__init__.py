@@ -3,13 +3,12 @@
 from drill.errors import NotExportable
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.export import export_translator, exported_weights
-from drill.translation.inference import Search, Translation, translate
-from drill.translation.search.beam_search import beam_search, greedy
-from drill.translation.search.decoding import Decoding, Hypothesis, cached_head
+from drill.translation.inference import Translation, translate
+from drill.translation.search.beam_search import beam_search
+from drill.translation.search.decoding import Hypothesis, Search, cached_head
 from drill.translation.search.sampling import sample
 
 __all__ = [
-    "Decoding",
     "Hypothesis",
     "NotExportable",
     "Scores",
@@ -20,7 +19,6 @@ __all__ = [
     "corpus_scores",
     "export_translator",
     "exported_weights",
-    "greedy",
     "sample",
     "translate",
 ]

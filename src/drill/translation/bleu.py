@@ -17,12 +17,6 @@ from drill.errors import DataError
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 """Tokenizers of sacrebleu for BLEU that need no network."""
 
-OF_LANGUAGES = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-"""Languages that ``13a``, the default, does not suit."""
-
-EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
-"""Packages that a tokenizer needs besides sacrebleu."""
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -51,7 +45,6 @@ def corpus_scores(
     *,
     tokenised: bool = False,
     language: str = "de",
-    split_compounds: bool = False,
     tokenize: str | None = None,
 ) -> Scores:
     """Scores of translations against one reference each, both plain text and in the same order.
@@ -64,8 +57,6 @@ def corpus_scores(
         tokenised: also BLEU over ``words(line, language)``, unsmoothed, which is what
             multi-bleu.perl gives for text so tokenised. The paper's 27.3 to 28.1 are of this kind.
         language: of the translations.
-        split_compounds: for that, hyphens are words. The 27.3 of the first Transformer was scored
-            so, which adds some tenths.
         tokenize: one of ``TOKENIZERS`` for BLEU; by default that of ``language``.
 
     Returns:
@@ -79,21 +70,19 @@ def corpus_scores(
             "corpus_scores: there must be one reference for every translation, empty lines too; "
             f"got {len(hypotheses)} translations and {len(references)} references"
         )
-    metrics = sacrebleu().metrics
-    cut_by = tokenizer_of(language, tokenize)
-    # Forced, the library has no advice on text that ends in " .", as if tokenised already.
-    bleu, chrf = metrics.BLEU(tokenize=cut_by, force=True), metrics.CHRF()
+    bleu, chrf = bleu_metric(language, tokenize), sacrebleu().metrics.CHRF()
     both = (list(hypotheses), [list(references)])
     scores: dict[str, Any] = {}
     if tokenised:
-        plain = metrics.BLEU(tokenize="none", smooth_method="none", force=True)
+        plain = bleu_metric(language, "none", smooth_method="none")
         cut = [
-            [" ".join(words(line, language, split_compounds=split_compounds)) for line in lines]
+            [" ".join(words(line, language)) for line in lines]
             for lines in (hypotheses, references)
         ]
         scores["tokenised_bleu"] = plain.corpus_score(cut[0], [cut[1]]).score
-        how = tokenizer_name(language, split_compounds=split_compounds)
-        signature = str(plain.get_signature()).replace("tok:none", f"tok:{how}")
+        signature = str(plain.get_signature()).replace(
+            "tok:none", f"tok:{tokenizer_name(language)}"
+        )
         scores["tokenised_signature"] = signature
     return Scores(
         lines=len(hypotheses),
@@ -105,19 +94,17 @@ def corpus_scores(
     )
 
 
-def tokenizer_of(language: str, tokenize: str | None = None) -> str:
-    """What BLEU is cut by: ``tokenize``, or what a target language needs."""
-    usual = OF_LANGUAGES.get(language.lower().replace("_", "-").split("-")[0], TOKENIZERS[0])
-    chosen = tokenize or usual
-    if chosen not in TOKENIZERS:
-        raise DataError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {chosen!r}")
+def bleu_metric(language: str, tokenize: str | None = None, **options: Any) -> Any:
+    """sacrebleu's BLEU with its tokenizer for a target language, or another one by name."""
+    if tokenize not in (None, *TOKENIZERS):
+        raise DataError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
+    # With both it warns of what it would rather take.
+    known = "" if tokenize else language.lower().replace("_", "-").split("-")[0]
     try:
-        sacrebleu().metrics.BLEU(tokenize=chosen)  # only constructing one shows what is missing
-    except RuntimeError:
-        raise DataError(
-            f"{chosen}: needs more than sacrebleu; pip install '{EXTRAS[chosen]}', or take char"
-        ) from None
-    return chosen
+        # Forced, the library has no advice on text that ends in " .", as if tokenised already.
+        return sacrebleu().metrics.BLEU(tokenize=tokenize, trg_lang=known, force=True, **options)
+    except RuntimeError as error:  # Japanese and Korean need more packages, which it names
+        raise DataError(f"{' '.join(str(error).split())}; or tokenize by char") from None
 
 
 def sacrebleu() -> Any:

@@ -13,7 +13,6 @@ from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
 from drill.data.parallel.pairs import TranslationData, translation_data
 from drill.data.subwords import cached_subwords
 from drill.errors import DrillError, RunFolderError, SettingsError
-from drill.layers import LAYERS
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
@@ -22,7 +21,7 @@ from drill.training.device import meta_init
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import settings_of
-from drill.training.settings import INIT_FROM, INNER, TRANSLATION, Settings
+from drill.training.settings import INIT_FROM, TRANSLATION, Settings
 
 OF_THE_MODEL = ("subwords", "encoder", "layer")
 """Settings that a run shares with the one it starts from."""
@@ -128,13 +127,6 @@ def translation_start(settings: Settings, path: Path | str) -> RunFolder:
             f"{INIT_FROM}: {folder.path} has no best weights; train it up to its first validation"
         )
     return folder
-
-
-def uses_counts(settings: Settings) -> bool:
-    """Whether the meaning of the weights depends on the label counts of their training text."""
-    tables = (settings.layer, settings.layer.get(INNER, settings.layer))
-    by_class = any(LAYERS[table[NAME]].weights_depend_on_counts for table in tables)
-    return by_class or "frequency" in (table.get("gate") for table in tables)
 
 
 def _of_the_model(key: str) -> bool:

@@ -18,14 +18,11 @@ from drill.models.translator import Translator
 from drill.training.precision import autocast_to, evaluating, sum_dtype
 from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
-from drill.translation.inference import Search, translate
+from drill.translation.inference import translate
+from drill.translation.search.decoding import Search
 from drill.translation.step import sum_loss_options
 
 # -- loss -----------------------------------------------------------------------------------------
-
-
-class TranslationLoss(Score):
-    """Of target tokens, ``<end>`` included."""
 
 
 @torch.no_grad()
@@ -36,8 +33,8 @@ def translation_loss(
     max_tokens: int = 8192,
     autocast: torch.dtype | None = None,
     progress: OnProgress | None = None,
-) -> TranslationLoss:
-    """The loss of all ``pairs`` in eval mode; NaN raises FloatingPointError.
+) -> Score:
+    """The loss of all target tokens, ``<end>`` included; NaN raises FloatingPointError.
 
     Args:
         max_tokens: of a batch, padding included. It affects speed only; a longer pair is a batch of
@@ -60,7 +57,7 @@ def translation_loss(
             "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate "
             "in float32"
         )
-    return TranslationLoss(nll, tokens)
+    return Score(nll, tokens)
 
 
 # -- translations and their scores ----------------------------------------------------------------
@@ -70,7 +67,7 @@ def translation_loss(
 class TranslationResult:
     """Loss, scores and translations of a text; ``exact`` is the share equal to the reference."""
 
-    fit: TranslationLoss
+    fit: Score
     scores: Scores
     exact: float
     hypotheses: tuple[str, ...]

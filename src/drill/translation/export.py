@@ -29,12 +29,6 @@ from drill.models.transformer.transformer import Transformer, sinusoids
 from drill.models.translator import Translator
 from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FILES = {CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
-
-MARK = {"exported_by": "drill"}
-"""In ``config.json``: other programs save their models under the same names of files."""
-
 IDS = {
     "pad_token_id": PAD,
     "bos_token_id": BEGIN,
@@ -80,7 +74,7 @@ def export_translator(
     Args:
         model: the translator.
         subwords: that it was trained with.
-        folder: new, empty or an older export, which is replaced.
+        folder: new or empty.
         positions: the longest sentence, in subwords, that the copy reads or writes.
         beam_size: the default of the copy's ``generate``.
         length_penalty: its default too; there the penalty is length^penalty, here
@@ -96,24 +90,22 @@ def export_translator(
                 f"export_translator: the model has {side.num_embeddings} embeddings, but there "
                 f"are {len(subwords)} subwords; pass those the model was trained with"
             )
-    _check_folder(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise DataError(f"{folder}: is not empty; choose a new or an empty folder")
     config, tensors = exported_weights(model, positions)
     # Clones: the file format allows no two names for one piece of memory.
     found = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
     # The end of a search cannot be source + 50 there: the library has one for all sentences.
     search = {"num_beams": beam_size, "length_penalty": length_penalty, "max_length": positions}
     files = {
-        CONFIG: _json(config),
+        "config.json": _json(config),
         "generation_config.json": _json({**IDS, "suppress_tokens": [PAD, BEGIN], **search}),
         "tokenizer.json": _tokenizer(subwords),
         "tokenizer_config.json": _json({**TOKENIZER, "model_max_length": positions}),
-        WEIGHTS: safetensors.torch.save(found, {"format": "pt"}),
+        "model.safetensors": safetensors.torch.save(found, {"format": "pt"}),
     }
     try:
-        # Weights are removed first and written last: nobody loads what was written in part.
-        if folder.is_dir():
-            (folder / WEIGHTS).unlink(missing_ok=True)
-        for name, content in files.items():
+        for name, content in files.items():  # weights last: nobody loads what is there in part
             atomic_write(folder / name, content)
     except OSError as error:
         raise DataError(
@@ -179,24 +171,6 @@ def _folded(layer: OutputLayer) -> nn.Linear:
             "exported model cannot; take a deep-residual, bilinear, tied or full layer"
         )
     return matrix.fold()
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise DataError for a folder with anything but an older export.
-
-    A model that transformers saved has the same files; it copies MARK, and adds its version.
-    """
-    paths = folder.iterdir() if folder.is_dir() else ()
-    names = {path.name for path in paths if not path.name.startswith(".")}
-    try:
-        config = json.loads((folder / CONFIG).read_bytes()) if names else MARK
-        ours = config["exported_by"] == MARK["exported_by"] and "transformers_version" not in config
-    except (OSError, ValueError, RecursionError, TypeError, LookupError):
-        ours = False
-    if not ours or not names <= FILES:
-        raise DataError(
-            f"{folder}: has files that drill has not exported; choose a new or an empty folder"
-        )
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -267,7 +241,6 @@ def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, A
         "attention_dropout": block.attention.dropout,
         "tie_word_embeddings": tied,
         "is_encoder_decoder": True,
-        **MARK,
         "dtype": str(transformer.source_embedding.weight.dtype).removeprefix("torch."),
         **IDS,
     }

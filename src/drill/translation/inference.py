@@ -4,18 +4,15 @@ for hypotheses in translate(model, subwords, ["Two cats."]): print(hypotheses[0]
 """
 
 import logging
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
 
-from drill.data import BEGIN, END, Subwords
+from drill.data import END, Subwords
 from drill.errors import SettingsError, require
 from drill.models.translator import Translator
-from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 from drill.translation.search.beam_search import beam_search
-from drill.translation.search.decoding import Decoding, Head, Hypothesis, OnProgress, cached_head
+from drill.translation.search.decoding import OnProgress, Search, cached_head
 from drill.translation.search.sampling import sample
 
 logger = logging.getLogger("drill")
@@ -30,40 +27,6 @@ class Translation:
     text: str
     score: float
     log_prob: float
-
-
-EMPTY = Translation("", 0.0, 0.0)  # the translation of a line without words
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search(Decoding):
-    """Options of a search, with those of ``Decoding``.
-
-    Attributes:
-        beam_size: beam width; 1 is greedy.
-        n_best: translations of each line, at most ``beam_size`` unless they are sampled.
-        length_penalty: alpha of the beam's score.
-        sampled: sample instead, with temperature, top_k, top_p and seed.
-        max_source: subwords of a line that are read; a longer line is cut, with a warning.
-    """
-
-    bos: int = BEGIN
-    eos: int = END
-    beam_size: int = DEFAULT_BEAM_SIZE
-    n_best: int = 1
-    length_penalty: float = DEFAULT_LENGTH_PENALTY
-    sampled: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    max_source: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most, penalty = self.max_source, self.length_penalty
-        require(most >= 1, "Search", "max_source", "at least 1", most)
-        require(math.isfinite(penalty), "Search", "length_penalty", "finite", penalty)
 
 
 def translate(
@@ -120,8 +83,12 @@ def translate_blocks(
                 if progress is not None:
                     progress(before + done)
 
-            found = _searched(model, list(sources.values()), search, head, searched, count)
-            translations: list[list[Translation]] = [[EMPTY] for _ in block]
+            ids = list(sources.values())
+            if search.sampled:
+                found = sample(model, ids, search, first=searched, head=head, progress=count)
+            else:
+                found = beam_search(model, ids, search, head=head, progress=count)
+            translations: list[list[Translation]] = [[Translation("", 0.0, 0.0)] for _ in block]
             for index, hypotheses in zip(sources, found, strict=True):
                 translations[index] = []
                 for each in hypotheses:
@@ -145,21 +112,3 @@ def _sources(subwords: Subwords, lines: list[str], most: int, read: int) -> dict
                 most,
             )
     return {index: [*ids[:most], END] for index, ids in zip(indices, encoded, strict=True)}
-
-
-def _searched(
-    model: Translator,
-    sources: list[list[int]],
-    search: Search,
-    head: Head,
-    first: int,
-    progress: OnProgress,
-) -> list[list[Hypothesis]]:
-    if not sources:
-        return []
-    shared: dict[str, Any] = {"head": head, "progress": progress}
-    if search.sampled:
-        shared |= {key: getattr(search, key) for key in ("temperature", "top_k", "top_p", "seed")}
-        return sample(model, sources, search, samples=search.n_best, first=first, **shared)
-    shared |= {key: getattr(search, key) for key in ("beam_size", "n_best", "length_penalty")}
-    return beam_search(model, sources, search, **shared)

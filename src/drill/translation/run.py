@@ -51,10 +51,9 @@ from drill.translation.build import (
     pairs,
     translation_start,
     translator,
-    uses_counts,
 )
 from drill.translation.evaluate import best_translations, evaluate_translator
-from drill.translation.inference import Search
+from drill.translation.search.decoding import Search
 from drill.translation.train import TranslationTask
 
 
@@ -86,8 +85,9 @@ def start_translator(
     if world.is_main:
         world.barrier()
     torch.manual_seed(settings.training["seed"])
-    counts: list[int] = target_counts(data.train, len(data.subwords)).tolist()
-    if settings.init_from is not None and uses_counts(settings):
+    if settings.init_from is None:
+        counts = target_counts(data.train, len(data.subwords)).tolist()
+    else:  # the weights were trained for these
         counts = _counts(run if start is None else start, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
     checksums = {split: pairs_checksum(getattr(data, split)) for split in SPLITS}

@@ -9,45 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drill.data import IGNORE_INDEX, PairBatch
-from drill.kernels.transformer.residual_norm import choose_sublayer
-from drill.layers import MatrixLayer
 from drill.models.translator import Translator
-from drill.training.cuda_graphs import CapturedGradients, cuda_graphs_blocker
-from drill.training.precision import autocast_to, sum_dtype
-
-
-def capture_blocker(
-    cuda_graphs: bool, compile: bool, device: torch.device, world_size: int
-) -> str | None:
-    """Why batches are not replayed as CUDA graphs; None if they are."""
-    blocker = cuda_graphs_blocker(cuda_graphs, device, world_size)
-    return "training.compile is set" if compile and blocker is None else blocker
-
-
-def kernel_summary(
-    model: Translator,
-    blocker: str | None,
-    max_tokens: int,
-    autocast: torch.dtype | None,
-    compile: bool = False,
-) -> list[str]:
-    """Which kernels training uses on the model's device, and why.
-
-    Args:
-        blocker: from ``capture_blocker``.
-    """
-    parameter = next(model.parameters())
-    impl, reason = choose_sublayer(model.transformer.impl, parameter)
-    if compile and model.transformer.impl == "auto":
-        impl, reason = "reference", "torch.compile fuses by itself"
-    parts = [f"residuals and norms {impl} ({reason})"]
-    with autocast_to(parameter.device, autocast):
-        if isinstance(model.layer, MatrixLayer):
-            parts += model.layer.kernel_summary(max_tokens)
-        else:  # smoothed, it has a loss of its own
-            parts += model.layer.label_kernel_summary()
-    batches = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
-    return [*parts, f"batches {batches}"]
+from drill.training.cuda_graphs import CapturedGradients
+from drill.training.precision import sum_dtype
 
 
 def backward(
@@ -80,19 +44,6 @@ def sum_loss_options(label_smoothing: float) -> dict[str, Any]:
     """Options of a model's loss: the sum over all targets but padding."""
     options = {"ignore_index": IGNORE_INDEX, "reduction": "sum", "check": False}
     return {"label_smoothing": label_smoothing, **options}
-
-
-def make_captured_gradients(
-    model: Translator, label_smoothing: float, autocast: torch.dtype | None
-) -> CapturedGradients:
-    """Gradients of the summed loss times the last input, one graph for every shape of a batch."""
-
-    def loss(source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor) -> Tensor:
-        with autocast_to(source.device, autocast):
-            nll = model(source, target_in, target_out, **sum_loss_options(label_smoothing))
-        return nll * scale
-
-    return CapturedGradients(model, loss)
 
 
 def captured_backward(

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from drill.data import PairBatch, PairBatches, Pairs
 from drill.data.parallel.pairs import TranslationData
+from drill.kernels.transformer.residual_norm import choose_sublayer
+from drill.layers import MatrixLayer
 from drill.models.translator import Translator
-from drill.training.cuda_graphs import CapturedGradients
+from drill.training.cuda_graphs import CapturedGradients, cuda_graphs_blocker
 from drill.training.device import out_of_memory_hint
 from drill.training.distributed import World, data_parallel
 from drill.training.loop import TRAINING_LOG, Task, Watch, diverged_if_nan
@@ -26,22 +28,15 @@ from drill.training.run import checkpoint
 from drill.training.run.checkpoint import copied, copy_into, load_into
 from drill.training.run.folder import RunFolder
 from drill.training.state import Score, TrainingState, saved
-from drill.translation.bleu import Scores, corpus_scores, tokenizer_of
+from drill.translation.bleu import Scores, bleu_metric, corpus_scores
 from drill.translation.evaluate import (
-    TranslationLoss,
     TranslationResult,
     best_translations,
     evaluate_translator,
     translation_loss,
 )
-from drill.translation.inference import Search
-from drill.translation.step import (
-    backward,
-    capture_blocker,
-    captured_backward,
-    kernel_summary,
-    make_captured_gradients,
-)
+from drill.translation.search.decoding import Search
+from drill.translation.step import backward, captured_backward, sum_loss_options
 
 logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)
@@ -56,7 +51,7 @@ class TranslationState(TrainingState):
     ``nll`` sums the losses of target tokens, times the number of processes.
     """
 
-    score: ClassVar[type] = TranslationLoss
+    score: ClassVar[type] = Score
 
     average: int = 1  # how many validations ``recent`` is of
     validations: int = saved(0)
@@ -136,7 +131,7 @@ class TranslationTask(Task):
         world: World = World(),  # noqa: B008 - it is frozen
     ) -> None:
         super().__init__(model, run, optimizer, options, world)
-        tokenizer_of(data.language)  # a missing package shows now, not at the end
+        bleu_metric(data.language)  # a missing package shows now, not at the end
         self.data = data
         self.pair_batches = PairBatches(
             data.train,
@@ -156,12 +151,24 @@ class TranslationTask(Task):
         )
 
     def kernels(self, autocast: torch.dtype | None) -> list[str]:
-        options, blocker = self.options, self._capture_blocker()
-        return kernel_summary(self.model, blocker, options.max_tokens, autocast, options.compile)
+        transformer, layer = self.model.transformer, self.model.layer
+        impl, reason = choose_sublayer(transformer.impl, next(self.model.parameters()))
+        if self.options.compile and transformer.impl == "auto":
+            impl, reason = "reference", "torch.compile fuses by itself"
+        parts = [f"residuals and norms {impl} ({reason})"]
+        with autocast_to(self.device, autocast):
+            if isinstance(layer, MatrixLayer):
+                parts += layer.kernel_summary(self.options.max_tokens)
+            else:  # smoothed, it has a loss of its own
+                parts += layer.label_kernel_summary()
+        blocker = self._capture_blocker()
+        how = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
+        return [*parts, f"batches {how}"]
 
     def _capture_blocker(self) -> str | None:
-        graphs, compiled = self.options.cuda_graphs, self.options.compile
-        return capture_blocker(graphs, compiled, self.device, self.world.size)
+        """Why batches are not replayed as CUDA graphs; None if they are."""
+        blocker = cuda_graphs_blocker(self.options.cuda_graphs, self.device, self.world.size)
+        return blocker or ("training.compile is set" if self.options.compile else None)
 
     def prepare(self, autocast: torch.dtype | None) -> None:
         options = self.options
@@ -172,10 +179,20 @@ class TranslationTask(Task):
         if options.compile:
             self.model.transformer.compile(dynamic=True)  # sentences have all lengths
         self.trained = data_parallel(self.model, self.world)
+        model, loss_options = self.model, sum_loss_options(options.label_smoothing)
+
+        def scaled_loss(
+            source: Tensor, target_in: Tensor, target_out: Tensor, scale: Tensor
+        ) -> Tensor:
+            """A graph for every shape of a batch; ``scale`` is 1 / tokens of the step."""
+            with autocast_to(source.device, autocast):
+                nll = model(source, target_in, target_out, **loss_options)
+            return nll * scale
+
         blocker = self._capture_blocker()
         self.captured: CapturedGradients | None = None
         if blocker is None:
-            self.captured = make_captured_gradients(self.model, options.label_smoothing, autocast)
+            self.captured = CapturedGradients(self.model, scaled_loss)
         elif self.device.type == "cuda" and self.world.is_main and options.cuda_graphs:
             logger.warning("batches are launched, not replayed as CUDA graphs: %s", blocker)
 
@@ -198,7 +215,7 @@ class TranslationTask(Task):
         self.state.position += len(batch)
         self.state.tokens += tokens
 
-    def validate(self, watch: Watch) -> tuple[TranslationLoss, dict[str, Any]]:
+    def validate(self, watch: Watch) -> tuple[Score, dict[str, Any]]:
         """The loss of the validation text, and its BLEU every ``bleu_every`` validations."""
         state, every = self.state, self.options.bleu_every
         bleu = every is not None and (state.step == 0 or (state.validations + 1) % every == 0)
@@ -214,7 +231,7 @@ class TranslationTask(Task):
             scores = corpus_scores(found, text.target, language=self.data.language)
             return loss, {"valid_bleu": scores.bleu}
 
-    def _valid_loss(self, count: Callable[[int, int], None]) -> TranslationLoss:
+    def _valid_loss(self, count: Callable[[int, int], None]) -> Score:
         """In batches no larger than those of training, so that they fit into memory."""
         with diverged_if_nan(f"the validation after step {self.state.step}"):
             return translation_loss(
@@ -225,7 +242,7 @@ class TranslationTask(Task):
                 progress=count,
             )
 
-    def test(self, watch: Watch) -> tuple[TranslationLoss, TranslationResult]:
+    def test(self, watch: Watch) -> tuple[Score, TranslationResult]:
         """Test the best weights; write their translations and the row of metrics.jsonl."""
         state, data, run, search = self.state, self.data, self.run, self.search
         self.captured = None  # frees the memory of its graphs for the search
@@ -267,7 +284,7 @@ class TranslationTask(Task):
         )
         return valid, test
 
-    def _load_best_weights(self, watch: Watch) -> tuple[str, TranslationLoss]:
+    def _load_best_weights(self, watch: Watch) -> tuple[str, Score]:
         """Load the weights to test: the best ones, or the average of the last ones if better."""
         state, run = self.state, self.run
         assert state.best is not None
@@ -300,13 +317,13 @@ class TranslationTask(Task):
         load_into(self.model, run.best)
         return "best", state.best
 
-    def read_test(self, row: dict[str, Any]) -> tuple[TranslationLoss, TranslationResult]:
+    def read_test(self, row: dict[str, Any]) -> tuple[Score, TranslationResult]:
         """Without the translations: those in the folder may be newer."""
         data = self.data
 
-        def loss(name: str, pairs: Pairs) -> TranslationLoss:
+        def loss(name: str, pairs: Pairs) -> Score:
             tokens = int(pairs.lengths[1].sum()) + len(pairs)
-            return TranslationLoss(float(row[f"{name}_loss"]) * tokens, tokens)
+            return Score(float(row[f"{name}_loss"]) * tokens, tokens)
 
         scores = Scores(
             len(data.text.test),

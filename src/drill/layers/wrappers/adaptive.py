@@ -58,8 +58,6 @@ class AdaptiveSoftmax(WrappingLayer):
             id 0 being the most frequent label.
     """
 
-    weights_depend_on_counts = True
-
     def __init__(
         self,
         layer: MatrixLayer,

@@ -42,7 +42,6 @@ class Mixtape(ScoreLayer):
         init_range: projections and gate vectors are initialised uniformly in +-init_range.
     """
 
-    weights_depend_on_counts = True
     kept_by_resize = ("gates",)
 
     def __init__(

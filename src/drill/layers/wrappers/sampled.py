@@ -47,7 +47,6 @@ class SampledSoftmax(WrappingLayer):
             is close to the distribution of words; or "uniform".
         counts: (V,) training counts that rank the labels; by default ids are sorted by frequency,
             id 0 being the most frequent label.
-        generator: on the device of the hidden states (for MPS, on the CPU); torch's by default.
     """
 
     trains_all_parameters = True
@@ -60,14 +59,12 @@ class SampledSoftmax(WrappingLayer):
         *,
         proposal: Proposal = "log-uniform",
         counts: Tensor | Sequence[float] | None = None,
-        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(layer)
         name = type(self).__name__
         self.samples = check_integer(name, "samples", samples)
         self.proposal = one_of(name, "proposal", proposal, get_args(Proposal))
         self.ranking = Ranking(name, layer, counts)
-        self.generator = generator
 
     # -- the proposal -------------------------------------------------------------------------
 
@@ -75,12 +72,12 @@ class SampledSoftmax(WrappingLayer):
     def sample(self, count: int, device: torch.device) -> Tensor:
         """Frequency ranks (count,) drawn with replacement from q; never waits for a device."""
         V = self.vocabulary_size
-        drawn_on, generator = _with_float64(device), self.generator
+        drawn_on = _with_float64(device)
         if self.proposal == "uniform":
-            return torch.randint(V, (count,), generator=generator, device=drawn_on).to(device)
+            return torch.randint(V, (count,), device=drawn_on).to(device)
         # The inverse of the cumulative distribution log(r+1) / log(V+1). In float64: the grid of
         # float32 is as coarse as q itself in the tail of a large vocabulary.
-        u = torch.rand(count, generator=generator, device=drawn_on, dtype=torch.float64)
+        u = torch.rand(count, device=drawn_on, dtype=torch.float64)
         r = (u * math.log(V + 1)).exp().long() - 1
         return r.clamp(0, V - 1).to(device)  # exp may round up to V + 1
 
@@ -189,11 +186,7 @@ class SampledSoftmax(WrappingLayer):
         return self.layer.fold()
 
     def extra_repr(self) -> str:
-        generator = None if self.generator is None else self.generator.device
-        return (
-            f"{super().extra_repr()}, samples={self.samples}, proposal={self.proposal!r}, "
-            f"generator={generator}"
-        )
+        return f"{super().extra_repr()}, samples={self.samples}, proposal={self.proposal!r}"
 
 
 def _with_float64(device: torch.device) -> torch.device:

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from drill.models.transformer.fused_linear import Prepared, apply_linear
-
 KeysValues = tuple[Tensor, Tensor]  # keys and values, each (B, H, S, d/H)
 
 Append = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
@@ -60,7 +58,7 @@ class WithoutCudnn(AbstractContextManager[None]):
 class SelfAttention(nn.Module):
     """softmax(Q K^T / sqrt(d/H)) V for each head, Q, K, V all linear in x.
 
-    ``output`` maps the heads together; with ``ready`` the residual around applies it.
+    ``output`` maps the heads together.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -70,29 +68,26 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        append: Append | None = None,
-        ready: Prepared | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, append: Append | None = None) -> Tensor:
         """x (B, T, d) -> (B, T, d).
 
         Args:
             mask: (B, 1, 1, T), 0 for visible tokens and -inf for others; None: causal.
             append: x is one position of K hypotheses, (B, K, d), each of which sees its own past.
         """
+        mapped = self.query_key_value(x)
         if append is None:
-            q, k, v = _by_heads(apply_linear(self.query_key_value, x, ready), 3, self.heads)
-            p = self.dropout if self.training else 0.0
-            seen = fused_attention(q, k, v, mask, p).transpose(1, 2).flatten(2)
-        else:
-            rows = self.query_key_value(x).view(-1, 3, self.heads, x.shape[-1] // self.heads)
-            parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
-            seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
-            seen = seen.reshape(x.shape)  # of (B*K, H, 1, d/H)
-        return self.output(seen) if ready is None else seen
+            return self.output(self.attend(mapped, mask))
+        rows = mapped.view(-1, 3, self.heads, x.shape[-1] // self.heads)
+        parts = rows.transpose(0, 1)  # (3, B*K, H, d/H)
+        seen = F.scaled_dot_product_attention(parts[0].unsqueeze(2), *append(parts[1:]))
+        return self.output(seen.reshape(x.shape))  # of (B*K, H, 1, d/H)
+
+    def attend(self, mapped: Tensor, mask: Tensor | None) -> Tensor:
+        """From the output of ``query_key_value``, (B, T, 3d), to the input of ``output``."""
+        q, k, v = _by_heads(mapped, 3, self.heads)
+        p = self.dropout if self.training else 0.0
+        return fused_attention(q, k, v, mask, p).transpose(1, 2).flatten(2)
 
 
 class CrossAttention(nn.Module):
@@ -115,23 +110,19 @@ class CrossAttention(nn.Module):
         k, v = _by_heads(mapped_states, 2, self.heads)
         return k, v
 
-    def forward(
-        self,
-        x: Tensor,
-        source: KeysValues | Tensor,
-        mask: Tensor,
-        ready: Prepared | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, source: KeysValues | Tensor, mask: Tensor) -> Tensor:
         """x (B, T, d) -> (B, T, d). Positions do not see each other, so they may be hypotheses.
 
         ``source`` is the encoder's states (B, S, d), or their keys and values.
         """
         keys_values = self.keys_values(source) if isinstance(source, Tensor) else source
-        q = apply_linear(self.query, x, ready)
+        return self.output(self.attend(self.query(x), keys_values, mask))
+
+    def attend(self, q: Tensor, keys_values: KeysValues, mask: Tensor) -> Tensor:
+        """From the output of ``query``, (B, T, d), to the input of ``output``."""
         q = q.view(*q.shape[:-1], self.heads, -1).transpose(1, 2)
         p = self.dropout if self.training else 0.0
-        seen = fused_attention(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
-        return self.output(seen) if ready is None else seen
+        return fused_attention(q, *keys_values, mask, p).transpose(1, 2).flatten(2)
 
 
 def _by_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

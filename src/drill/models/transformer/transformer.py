@@ -18,18 +18,14 @@ from torch import Tensor, nn
 from drill.errors import require
 from drill.kernels.runtime.checks import one_of, require_type
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.kernels.runtime.dropout_masks import drawn_seeds
-from drill.kernels.transformer.autocast_linear import cast_together, products
 from drill.kernels.transformer.residual_norm import (
     SUBLAYER_IMPLEMENTATIONS,
     SublayerImplementation,
-    choose_sublayer,
 )
 from drill.layers.checks import check_fraction, check_integer
-from drill.models.transformer.attention import KeysValues
-from drill.models.transformer.blocks import DecoderBlock, EncoderBlock, Stream, as_built
+from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
 from drill.models.transformer.decoding_cache import KeyValueCache
-from drill.models.transformer.fused_linear import Prepared
+from drill.models.transformer.fused_blocks import fused_blocks
 
 Norm = Literal["pre", "post"]
 
@@ -159,12 +155,13 @@ class Transformer(nn.Module):
         mask = mask | (first & ~mask.any(1, keepdim=True))
         x = self._embedded(self.source_embedding, source, 0)
         mask = additive_mask(mask, x)
-        stream = Stream(x)
-        ready = self._prepared(self.encoder, self.encoder_norm, x)
+        dtype = compute_dtype(x)  # once, because every block of the decoder reads the states
+        fused = fused_blocks(self.impl, self.encoder, self.encoder_norm, x)
+        if fused is not None:
+            return Memory(fused.encode(self.encoder, self.encoder_norm, x, mask), mask)
         for block in self.encoder:
-            stream = block(stream, mask, ready)
-        # In the dtype of products once, because every block of the decoder reads it.
-        return Memory(self._ended(stream, self.encoder_norm, compute_dtype(x), ready), mask)
+            x = block(x, mask)
+        return Memory(self.encoder_norm(x).to(dtype), mask)
 
     def decode(self, target: Tensor, memory: Memory) -> Tensor:
         """Read the target: position t sees the source and the target up to t.
@@ -178,11 +175,13 @@ class Transformer(nn.Module):
         """
         check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
-        stream = Stream(x)
-        ready = self._prepared(self.decoder, self.decoder_norm, x)
-        for block, source in zip(self.decoder, self._sources(memory.states, ready), strict=True):
-            stream = block(stream, source, memory.mask, ready=ready)
-        return self._ended(stream, self.decoder_norm, x.dtype, ready)
+        dtype = x.dtype
+        fused = fused_blocks(self.impl, self.decoder, self.decoder_norm, x)
+        if fused is not None:
+            return fused.decode(self.decoder, self.decoder_norm, x, *memory)
+        for block in self.decoder:
+            x = block(x, *memory)
+        return self.decoder_norm(x).to(dtype)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Ids (B, S) and (B, T) -> hidden (B, T, d)."""
@@ -223,11 +222,11 @@ class Transformer(nn.Module):
         check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
         x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)
         x = x.view(cache.sentences, cache.hypotheses, self.output_size)
-        stream = Stream(x)
+        dtype = x.dtype
         for i, (block, source) in enumerate(zip(self.decoder, cache.source, strict=True)):
-            stream = block(stream, source, cache.mask, partial(cache.append, i))
+            x = block(x, source, cache.mask, partial(cache.append, i))
         cache.length += 1
-        return self._ended(stream, self.decoder_norm, x.dtype, None).flatten(0, 1)
+        return self.decoder_norm(x).to(dtype).flatten(0, 1)
 
     # -----------------------------------------------------------------------------------------
 
@@ -239,38 +238,6 @@ class Transformer(nn.Module):
         x = embedding(ids) * math.sqrt(self.output_size)
         x = x + sinusoids(start, ids.shape[1], self.output_size, x)
         return F.dropout(x, self.dropout, self.training)
-
-    def _prepared(
-        self, blocks: Sequence[EncoderBlock | DecoderBlock], norm: nn.Module, x: Tensor
-    ) -> Prepared | None:
-        """For one pass over tensors like ``x``; None if plain PyTorch calls all modules."""
-        if choose_sublayer(self.impl, x)[0] != "triton" or not all(map(as_built, (*blocks, norm))):
-            return None
-        dtype = compute_dtype(x)
-        modules = (each for block in blocks for each in block.modules())
-        maps = [each for each in modules if isinstance(each, nn.Linear)]
-        weights = cast_together([(each.weight, each.bias) for each in maps], dtype)
-        dropouts = (each for block in blocks for each in block.dropouts())
-        dropping = [each for each in dropouts if each.training and each.dropout > 0.0]
-        seeds = drawn_seeds(len(dropping), x.device)
-        by_map, by_module = zip(maps, weights, strict=True), zip(dropping, seeds, strict=True)
-        return Prepared(dtype, dict(by_map), dict(by_module))
-
-    def _sources(self, states: Tensor, ready: Prepared | None) -> Sequence[Tensor | KeysValues]:
-        """What each block reads of encoder states; with kernels, keys and values by one product."""
-        if ready is None:
-            return [states] * len(self.decoder)
-        attentions = [block.source_attention for block in self.decoder]
-        found = products(states, [ready.maps[each.key_value] for each in attentions])
-        return [each.by_heads(own) for each, own in zip(attentions, found, strict=True)]
-
-    def _ended(
-        self, stream: Stream, norm: nn.Module, dtype: torch.dtype, ready: Prepared | None
-    ) -> Tensor:
-        if self.norm == "pre":
-            return stream.normed(cast(nn.LayerNorm, norm), ready, dtype=dtype)[1]
-        # Normed already, and in the dtype of products where that is another.
-        return stream.x if stream.read is None or dtype == stream.x.dtype else stream.read
 
     @torch.no_grad()
     def _draw(self, embeddings: bool) -> None:

@@ -82,11 +82,6 @@ class RunComparison:
             text.bits_per_byte[name] = float(losses.double().sum()) / bits
         text.calibration[name] = run.calibration(ids, batch_size=size)
         vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
-        if vectors is None:
-            self.say(
-                f"{name}: its output layer has no label matrix, so no norms and no nearest labels"
-            )
-            return
         text.norms[name] = label_norms(vectors, vocabulary.counts, **options)
         text.nearest[name] = [
             nearest_labels(vectors, label, vocabulary.display, vocabulary.counts, top=NEAREST)

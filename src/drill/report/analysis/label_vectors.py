@@ -50,7 +50,7 @@ class NormBand(CountRange):
 
 
 @torch.no_grad()
-def label_vectors(embedding: nn.Embedding | LabelSource, layer: OutputLayer) -> LabelVectors | None:
+def label_vectors(embedding: nn.Embedding | LabelSource, layer: OutputLayer) -> LabelVectors:
     """The vectors of a model in eval mode; a wrapper has those of the layer that it wraps.
 
     Args:
@@ -58,10 +58,8 @@ def label_vectors(embedding: nn.Embedding | LabelSource, layer: OutputLayer) -> 
         layer: its output layer.
 
     Returns:
-        None for a layer without a label matrix.
+        E and g_out(E), each less its mean, in float32.
     """
-    if layer.matrix is None:
-        return None
     found = (label_source.label_vectors(embedding).float(), layer.matrix.weight.float())
     return LabelVectors(*(each - each.mean(0) for each in found))
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drill.data import DataError
-from drill.translation.bleu import sacrebleu, tokenizer_of
+from drill.translation.bleu import bleu_metric, sacrebleu
 
 SAMPLES = 2000
 NUMBERS = 1 << 22  # drawn at once
@@ -85,9 +85,7 @@ def bleu_difference(sums: Floats) -> Floats:
 
 def bleu_statistics(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Floats:
     """(L, 10): matched and written n-grams of order 1 to 4, words written, words wanted."""
-    metric = sacrebleu().metrics.BLEU(
-        tokenize=tokenizer_of(language), effective_order=True, force=True
-    )
+    metric = bleu_metric(language, effective_order=True)
     pairs = zip(hypotheses, references, strict=True)
     scores = [metric.sentence_score(line, [wanted]) for line, wanted in pairs]
     return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], dtype=float)

@@ -71,8 +71,6 @@ class Player:
         if not labels:
             return {"label": word, "count": None}
         vectors = label_vectors(self.embedding, self.run.model.layer)
-        if vectors is None:
-            raise SettingsError("the output layer has no label matrix", key="word")
         own, counts = labels[0], self.counts
         return {
             **vars(nearest_labels(vectors, own, self.display, counts, top=TOP)),

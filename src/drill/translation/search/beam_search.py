@@ -1,4 +1,4 @@
-"""Beam search and greedy search.
+"""Beam search.
 
     score(y) = log p(y | x) / ((5 + |y|) / 6)^alpha        |y| counts the <eos>
 
@@ -13,20 +13,20 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from drill.layers.checks import check_integer
+from drill.errors import require
+from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.transformer.transformer import ALIGNED
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import GraphCapture
-from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 from drill.translation.search.decoding import (
     Batch,
-    Decoding,
     Head,
     Hypothesis,
     OnProgress,
+    Search,
     Sources,
     TokenMask,
-    searched,
+    search_batches,
 )
 
 DROP_DONE_AT = 8
@@ -50,25 +50,20 @@ INITIAL_CAPACITY = 64
 def beam_search(
     model: Translator,
     sources: Sources,
-    decoding: Decoding,
+    search: Search = Search(),  # noqa: B008 - it is frozen
     *,
-    beam_size: int = DEFAULT_BEAM_SIZE,
-    n_best: int = 1,
-    length_penalty: float = DEFAULT_LENGTH_PENALTY,
     head: Head | None = None,
     progress: OnProgress | None = None,
 ) -> list[list[Hypothesis]]:
     """Translate by beam search.
 
-        beam_search(model, [[5, 9, 2]], Decoding(bos=1, eos=2))
+        beam_search(model, [[5, 9, 2]], Search(beam_size=8))
+        beam_search(model, [[5, 9, 2]], Search(beam_size=1, length_penalty=0.0))  # greedy
 
     Args:
         model: the translator.
         sources: sentences as ids: (B, S) padded on the right, or a list for each.
-        decoding: options of every search.
-        beam_size: beam width; wider finds better scores, which are not always better translations.
-        n_best: translations of each source, at most ``beam_size``.
-        length_penalty: alpha; 0 ranks by log p and favours short translations.
+        search: options of the search.
         head: from ``cached_head``, to share encoded labels between calls.
         progress: called before every batch with the number of sentences done.
 
@@ -76,37 +71,18 @@ def beam_search(
         For every source its best translations, the best first; fewer than ``n_best`` if there are
         no more. Batching changes results by rounding only.
     """
-    check_integer("beam_search", "beam_size", beam_size)
-    if check_integer("beam_search", "n_best", n_best) > beam_size:
-        raise ValueError(f"beam_search: n_best must be at most beam_size {beam_size}, got {n_best}")
+    most, n_best = search.beam_size, search.n_best
+    require(n_best <= most, "beam_search", "n_best", f"at most beam_size {most}", n_best)
     graphs: GraphCapture | None = None
 
-    def search(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
+    def find(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
         nonlocal graphs
         device = batch.source.device
-        if graphs is None and decoding.replays(device, head):
-            graphs = GraphCapture(device, instead="search with Decoding(..., graph=False)")
-        return _search(model, head, batch, decoding, beam_size, n_best, length_penalty, graphs)
+        if graphs is None and search.replays(device, head):
+            graphs = GraphCapture(device, instead="search with Search(..., graph=False)")
+        return _search(model, head, batch, search, graphs)
 
-    return searched("beam_search", model, sources, decoding, beam_size, head, progress, search)
-
-
-def greedy(
-    model: Translator, sources: Sources, decoding: Decoding, *, head: Head | None = None
-) -> list[Hypothesis]:
-    """Translate by the likeliest token after each: a beam of 1.
-
-    Args:
-        model: the translator.
-        sources: sentences as ids: (B, S) padded on the right, or a list for each.
-        decoding: options of every search.
-        head: from ``cached_head``, to share encoded labels between calls.
-
-    Returns:
-        A translation of every source.
-    """
-    found = beam_search(model, sources, decoding, beam_size=1, length_penalty=0.0, head=head)
-    return [hypotheses[0] for hypotheses in found]
+    return search_batches("beam_search", model, sources, search, most, head, progress, find)
 
 
 # -- token by token -------------------------------------------------------------------------------
@@ -116,59 +92,46 @@ def _search(
     model: Translator,
     head: Head,
     batch: Batch,
-    decoding: Decoding,
-    K: int,
-    n_best: int,
-    alpha: float,
+    search: Search,
     graphs: GraphCapture | None,
 ) -> dict[int, list[Hypothesis]]:
+    K, n_best, alpha = search.beam_size, search.n_best, search.length_penalty
     device, last = batch.source.device, max(batch.limits)
     most = -(-(last + STEPS_PER_GRAPH) // ALIGNED) * ALIGNED
     room = None if graphs is None else min(INITIAL_CAPACITY, most)
-    transformer, writable = model.transformer, TokenMask(model, decoding)
+    transformer, writable = model.transformer, TokenMask(model, search)
     cache = transformer.start(transformer.encode(batch.source), K, room)
     weight = transformer.target_embedding.weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     # A replay may write some tokens past the last; nothing grows there, but it takes room.
-    beam = Beam.fresh(batch, K, decoding.eos, alpha, last + STEPS_PER_GRAPH, dtype)
-    ids = torch.full((len(batch.indices) * K,), decoding.bos, device=device)
+    beam = Beam.fresh(batch, K, search.eos, alpha, last + STEPS_PER_GRAPH, dtype)
+    ids = torch.full((len(batch.indices) * K,), search.bos, device=device)
     first = torch.arange(len(batch.indices), device=device)[:, None] * K  # row of each sentence
 
     def turn(ending: bool = True) -> None:
         """One token of every hypothesis; ``ending`` where some may be at their limit."""
         log_p = head(transformer.step(ids, cache)).unflatten(0, (-1, K))  # (b, K, V)
         at_limit = beam.limit == beam.index + 1 if ending else None
-        parent = beam.advance(writable(log_p, at_limit), decoding.eos)
+        parent = beam.advance(writable(log_p, at_limit), search.eos)
         beam.mark_done(n_best)
         if K > 1:
             cache.reorder((first[: len(parent)] + parent).flatten())
         ids.copy_(beam.last().flatten())
 
-    def turns() -> None:
-        for _ in range(STEPS_PER_GRAPH):
-            turn()
-
     found: dict[int, list[Hypothesis]] = {}
-    replayed: Callable[[], None] | None = None
-    moved = True  # whether tensors are where no turn has found them yet
+    replays = None if graphs is None else Replays(graphs, turn, cache)
+    look_every = 1 if replays is None else CHECK_DONE_EVERY
+    drop_at = DROP_DONE_AT if replays is None else DROP_DONE_REPLAY_AT
     length, look = 0, 0  # tokens written; the number at which the next look is due
     while length < last:
-        if graphs is None:
+        if replays is None:
             length += 1
             turn(length in batch.limits)
-        elif moved or length + STEPS_PER_GRAPH > cache.room:
-            if length + STEPS_PER_GRAPH > cache.room:
-                cache.reserve(max(length + STEPS_PER_GRAPH, 2 * cache.room))
-            graphs.warm_up(turn)
-            length += 1
-            moved, replayed = False, None
         else:
-            replayed = replayed or graphs.capture(turns)
-            replayed()
-            length += STEPS_PER_GRAPH
+            length += replays(length)
         if length < min(look, last):
             continue
-        look = length + (1 if graphs is None else CHECK_DONE_EVERY)
+        look = length + look_every
         going, wrong = torch.stack([(~beam.done).sum(), beam.wrong[0]]).tolist()
         if wrong:
             raise FloatingPointError(
@@ -178,12 +141,14 @@ def _search(
         if going == 0:
             break
         done = len(beam.done) - going
-        if done * (DROP_DONE_AT if graphs is None else DROP_DONE_REPLAY_AT) >= len(beam.done):
+        if done * drop_at >= len(beam.done):
             found |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
             stay = (~beam.done).nonzero()[:, 0]
-            beam, moved = beam.select(stay), True
+            beam = beam.select(stay)
             cache.select(stay)
             ids = beam.last().flatten()
+            if replays is not None:
+                replays.moved = True
     found |= beam.hypotheses(n_best)
     for index, hypotheses in found.items():
         if not hypotheses:
@@ -192,6 +157,37 @@ def _search(
                 f"{index} ends within its limit; look at the bias of its label"
             )
     return found
+
+
+class Replays:
+    """Tokens as a CUDA graph of two; wherever tensors have moved, a token is launched first."""
+
+    def __init__(
+        self,
+        graphs: GraphCapture,
+        turn: Callable[[], None],
+        cache: KeyValueCache,
+    ) -> None:
+        self.graphs, self.turn, self.cache = graphs, turn, cache
+        self.graph: Callable[[], None] | None = None
+        self.moved = True
+
+    def __call__(self, length: int) -> int:
+        """Write the tokens after the first ``length``; returns how many."""
+        room, needed = self.cache.room, length + STEPS_PER_GRAPH
+        if needed > room:
+            self.cache.reserve(max(needed, 2 * room))
+        if needed > room or self.moved:
+            self.graphs.warm_up(self.turn)
+            self.moved, self.graph = False, None
+            return 1
+        self.graph = self.graph or self.graphs.capture(self.turns)
+        self.graph()
+        return STEPS_PER_GRAPH
+
+    def turns(self) -> None:
+        for _ in range(STEPS_PER_GRAPH):
+            self.turn()
 
 
 # -- open and finished hypotheses -----------------------------------------------------------------

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from drill.data import DataError
+from drill.data import BEGIN, END, DataError
 from drill.errors import require
 from drill.layers.base import head_log_probs
+from drill.layers.checks import check_integer
 from drill.layers.wrappers.sampled import foldable
+from drill.models.sampling import check_sampling
 from drill.models.translator import Translator
+from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 from drill.training.precision import autocast_to, evaluating
 
 Sources = Tensor | Sequence[Sequence[int]]
@@ -30,36 +33,60 @@ Of 32,000 labels and a beam of 4 this many are 8 tokens: only shorter sentences 
 takes 3 to 4 times the memory of these numbers, sampling 10 times."""
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """Options of every search.
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Options of a search.
 
     Attributes:
-        bos, eos: ids that a sentence begins and ends with.
+        beam_size: beam width; wider finds better scores, which are not always better translations.
+            1 is greedy.
+        n_best: translations of each source, at most ``beam_size`` unless they are sampled.
+        length_penalty: alpha of the beam's score; 0 ranks by log p and favours short translations.
+        sampled: ``translate`` samples instead, with the next four.
+        temperature: sample from p^(1/temperature), normalised; 0 is greedy.
+        top_k: sample from the top_k likeliest tokens only.
+        top_p: sample from the likeliest tokens that make up this probability.
+        seed: of the random numbers. Each sample has its own stream, so it does not depend on how
+            many others there are.
         max_ratio, max_extra: a translation has at most max_ratio * source tokens + max_extra
             tokens, <eos> included; at this limit it is forced to end.
+        max_source: subwords of a line that ``translate`` reads; a longer line is cut, with a
+            warning.
         batch_tokens: source tokens of a batch, padding included. Batches of short sentences are
             smaller if there are many labels or hypotheses, see ``SCORES_PER_TOKEN``.
         autocast: for example torch.bfloat16; by default the model's own precision.
         graph: replay a CUDA graph, which is several times faster where the host is the
             bottleneck; by default on CUDA if the output layer folds. On a CPU True runs the same
             steps without a graph, for tests.
+        bos, eos: ids that a sentence begins and ends with.
     """
 
-    bos: int
-    eos: int
+    beam_size: int = DEFAULT_BEAM_SIZE
+    n_best: int = 1
+    length_penalty: float = DEFAULT_LENGTH_PENALTY
+    sampled: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
     max_ratio: float = 1.0
     max_extra: int = 50
+    max_source: int = 512
     batch_tokens: int = 4096
     autocast: torch.dtype | None = None
     graph: bool | None = None
+    bos: int = BEGIN
+    eos: int = END
 
     def __post_init__(self) -> None:
+        for name in ("beam_size", "n_best", "batch_tokens", "max_source"):
+            check_integer("Search", name, getattr(self, name))
         finite, ratio, extra = "a finite number of at least 0", self.max_ratio, self.max_extra
-        require(0.0 <= ratio < math.inf, "Decoding", "max_ratio", finite, ratio)
-        require(extra >= 0, "Decoding", "max_extra", "at least 0", extra)
-        tokens = self.batch_tokens
-        require(tokens >= 1, "Decoding", "batch_tokens", "at least 1", tokens)
+        require(0.0 <= ratio < math.inf, "Search", "max_ratio", finite, ratio)
+        require(extra >= 0, "Search", "max_extra", "at least 0", extra)
+        penalty = self.length_penalty
+        require(math.isfinite(penalty), "Search", "length_penalty", "finite", penalty)
+        check_sampling("Search", self.temperature, self.top_k, self.top_p, self.seed)
 
     def limit(self, tokens: int) -> int:
         """The longest translation of a source of so many tokens; there is room for an <eos>."""
@@ -70,7 +97,7 @@ class Decoding:
         folded = isinstance(head, FoldedHead)
         if self.graph and not folded:
             raise ValueError(
-                "Decoding: graph=True needs an output layer that folds, because a graph may read "
+                "Search: graph=True needs an output layer that folds, because a graph may read "
                 "nothing back; leave graph out for this one"
             )
         return device.type == "cuda" and folded if self.graph is None else self.graph
@@ -105,7 +132,7 @@ def cached_head(model: Translator, head: Head | None = None) -> Iterator[Head]:
 
         with cached_head(model) as head:
             for batch in many:
-                beam_search(model, batch, decoding, head=head)
+                beam_search(model, batch, search, head=head)
 
     Folded where the layer folds; mixtures and adaptive softmaxes keep their labels cached. Inside,
     the model is in eval mode and must not be trained.
@@ -141,7 +168,7 @@ class Batch:
 
 
 def batches(
-    name: str, model: Translator, sources: Sources, decoding: Decoding, hypotheses: int
+    name: str, model: Translator, sources: Sources, search: Search, hypotheses: int
 ) -> list[Batch]:
     """Batches of sources, the longest first, so that running out of memory shows at once.
 
@@ -163,53 +190,53 @@ def batches(
                 )
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     scores = hypotheses * model.layer.vocabulary_size  # of a sentence, at every step
-    most = decoding.batch_tokens * SCORES_PER_TOKEN // scores
+    most = search.batch_tokens * SCORES_PER_TOKEN // scores
     made = []
     while order:
         width = max(1, len(sources[order[0]]))
-        fit = max(1, min(decoding.batch_tokens // width, most))
+        fit = max(1, min(search.batch_tokens // width, most))
         indices, order = tuple(order[:fit]), order[fit:]
         rows = [[*sources[i], *[pad] * (width - len(sources[i]))] for i in indices]
-        limits = tuple(decoding.limit(len(sources[i])) for i in indices)
+        limits = tuple(search.limit(len(sources[i])) for i in indices)
         made.append(Batch(indices, torch.tensor(rows, device=device), limits))
     return made
 
 
-def searched(
+def search_batches(
     name: str,
     model: Translator,
     sources: Sources,
-    decoding: Decoding,
+    search: Search,
     hypotheses: int,
     head: Head | None,
     progress: OnProgress | None,
-    search: Callable[[Head, Batch], dict[int, list[Hypothesis]]],
+    find: Callable[[Head, Batch], dict[int, list[Hypothesis]]],
 ) -> list[list[Hypothesis]]:
-    """What ``search`` finds for the batches of all sources, in their order."""
+    """What ``find`` finds for the batches of all sources, in their order."""
     found: dict[int, list[Hypothesis]] = {}
-    work = batches(name, model, sources, decoding, hypotheses)
+    work = batches(name, model, sources, search, hypotheses)
     with cached_head(model, head) as scores:
         for batch in work:
             if progress is not None:
                 progress(len(found))
-            with autocast_to(batch.source.device, decoding.autocast):
-                found |= search(scores, batch)
+            with autocast_to(batch.source.device, search.autocast):
+                found |= find(scores, batch)
     return [found[index] for index in range(len(found))]
 
 
 class TokenMask:
     """Masks labels: some are never generated, and at the limit only <eos> is."""
 
-    def __init__(self, model: Translator, decoding: Decoding) -> None:
-        labels, never = model.layer.vocabulary_size, {decoding.bos, model.transformer.pad}
-        for name, label in (("bos", decoding.bos), ("eos", decoding.eos)):
+    def __init__(self, model: Translator, search: Search) -> None:
+        labels, never = model.layer.vocabulary_size, {search.bos, model.transformer.pad}
+        for name, label in (("bos", search.bos), ("eos", search.eos)):
             wanted = f"one of {labels} labels"
-            require(0 <= label < labels, "Decoding", name, wanted, label)
-        differs = decoding.eos not in never
-        require(differs, "Decoding", "eos", "neither bos nor padding", decoding.eos)
+            require(0 <= label < labels, "Search", name, wanted, label)
+        differs = search.eos not in never
+        require(differs, "Search", "eos", "neither bos nor padding", search.eos)
         device = model.transformer.source_embedding.weight.device
         self.never = torch.tensor(sorted(never), device=device)
-        self.goes_on = torch.arange(labels, device=device) != decoding.eos  # (V,)
+        self.goes_on = torch.arange(labels, device=device) != search.eos  # (V,)
 
     def __call__(self, log_p: Tensor, at_limit: Tensor | None) -> Tensor:
         """log p (B, K, V), -inf where masked; ``at_limit`` (B,) marks rows that must end.

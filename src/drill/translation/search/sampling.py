@@ -6,18 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drill.layers.checks import check_integer
-from drill.models.sampling import check_sampling, draw
+from drill.models.sampling import draw
 from drill.models.translator import Translator
 from drill.translation.search.decoding import (
     Batch,
-    Decoding,
     Head,
     Hypothesis,
     OnProgress,
+    Search,
     Sources,
     TokenMask,
-    searched,
+    search_batches,
 )
 
 
@@ -25,29 +24,18 @@ from drill.translation.search.decoding import (
 def sample(
     model: Translator,
     sources: Sources,
-    decoding: Decoding,
+    search: Search = Search(),  # noqa: B008 - it is frozen
     *,
-    samples: int = 1,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
     first: int = 0,
     head: Head | None = None,
     progress: OnProgress | None = None,
 ) -> list[list[Hypothesis]]:
-    """Sample translations token by token.
+    """Sample ``search.n_best`` translations of every source, token by token.
 
     Args:
         model: the translator.
         sources: sentences as ids: (B, S) padded on the right, or a list for each.
-        decoding: options of every search.
-        samples: translations of every source.
-        temperature: sample from p^(1/temperature), normalised; 0 is greedy.
-        top_k: sample from the top_k likeliest tokens only.
-        top_p: sample from the likeliest tokens that make up this probability.
-        seed: of the random numbers. Each sample has its own stream, so it does not depend on how
-            many others there are.
+        search: options of the search.
         first: number of the first source, if a text is translated in parts.
         head: from ``cached_head``, to share encoded labels between calls.
         progress: called before every batch with the number of sentences done.
@@ -56,18 +44,17 @@ def sample(
         For every source its samples; ``log_prob`` and ``score`` are log p of the model, without
         temperature and truncation.
     """
-    check_integer("sample", "samples", samples)
-    check_sampling("sample", temperature, top_k, top_p, seed)
-    entropy = np.random.SeedSequence(seed).entropy
+    samples = search.n_best
+    entropy = np.random.SeedSequence(search.seed).entropy
 
-    def search(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
-        transformer, writable = model.transformer, TokenMask(model, decoding)
+    def find(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
+        transformer, writable = model.transformer, TokenMask(model, search)
         cache = transformer.start(transformer.encode(batch.source), samples)
         limit = torch.tensor(batch.limits, device=batch.source.device)
         u = _uniform(entropy, batch, samples, first)  # (B, K, L)
-        written = torch.full_like(u, decoding.eos, dtype=torch.int64)
+        written = torch.full_like(u, search.eos, dtype=torch.int64)
         log_prob = torch.zeros_like(u[..., 0])
-        ids = torch.full_like(written[..., 0], decoding.bos)
+        ids = torch.full_like(written[..., 0], search.bos)
         going = torch.ones_like(ids, dtype=torch.bool)
         for t in range(u.shape[2]):
             scores = head(transformer.step(ids.flatten(), cache)).unflatten(0, (-1, samples))
@@ -78,15 +65,15 @@ def sample(
                     f"sample: the model gives NaN for a probability at token {t + 1}, or 0 for "
                     "all that may be written; look at its weights, or search in float32"
                 )
-            ids = draw(log_p, u[..., t], temperature, top_k, top_p)
-            ids = torch.where(going, ids, decoding.eos)
+            ids = draw(log_p, u[..., t], search.temperature, search.top_k, search.top_p)
+            ids = torch.where(going, ids, search.eos)
             chosen = log_p.gather(-1, ids[..., None])[..., 0]
             log_prob += torch.where(going, chosen, 0.0)
             written[..., t] = ids
-            going &= ids != decoding.eos
+            going &= ids != search.eos
             if not going.any():
                 break
-        ends = (written == decoding.eos).int().argmax(-1)  # the first <eos>
+        ends = (written == search.eos).int().argmax(-1)  # the first <eos>
         rows = zip(batch.indices, written.tolist(), ends.tolist(), log_prob.tolist(), strict=True)
         return {
             index: [
@@ -96,7 +83,7 @@ def sample(
             for index, *row in rows
         }
 
-    return searched("sample", model, sources, decoding, samples, head, progress, search)
+    return search_batches("sample", model, sources, search, samples, head, progress, find)
 
 
 def _uniform(entropy: Any, batch: Batch, samples: int, first: int) -> Tensor:
