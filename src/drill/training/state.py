@@ -64,6 +64,7 @@ class TrainingState(abc.ABC):
     step: int = saved(0)  # of the run
     tokens: int = saved(0)  # of the epoch, over all processes
     loss: float = math.nan  # mean of the epoch so far, when last read
+    tokens_per_second: float = 0.0  # of the epoch so far, when last read; without validations
     logged_nll: float = saved(0.0)  # ``nll`` and ``loss_terms`` at the last row of training loss
     logged_terms: int = saved(0)
     best: Any = None  # score of the best weights
@@ -90,10 +91,11 @@ class TrainingState(abc.ABC):
         self._ticked = now
 
     def tick_training(self) -> None:
-        """``tick`` after training, which the rate of tokens is measured over."""
+        """``tick`` after training, when its steps are done: those of a GPU may be only launched."""
         before = self.seconds
         self.tick()
         self.training_seconds += self.seconds - before
+        self.tokens_per_second = self.tokens / max(1e-9, self.training_seconds)
 
     def agree_on_time(self, world: World) -> None:
         """How much of ``max_minutes`` is used up, by the process that has used most."""
@@ -153,8 +155,8 @@ class TrainingState(abc.ABC):
 
     def training_row(self, lr: float, world: World) -> dict[str, Any]:
         """A row of metrics.jsonl: the loss of this epoch since the last such row."""
+        nll, terms = world.mean(float(self.nll)), self.loss_terms()  # waits for the device
         self.tick_training()
-        nll, terms = world.mean(float(self.nll)), self.loss_terms()
         self.loss = nll / max(1, terms)
         loss = (nll - self.logged_nll) / max(1, terms - self.logged_terms)
         self.logged_nll, self.logged_terms = nll, terms
@@ -169,7 +171,7 @@ class TrainingState(abc.ABC):
             "averaged": averaged,
             "best": best,
             "tokens": self.tokens,
-            "tokens_per_second": self.tokens / max(1e-9, self.training_seconds),
+            "tokens_per_second": self.tokens_per_second,
             "seconds": self.seconds,
         }
 
