@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from drill.errors import require
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, replaced
-from drill.training.optim.schedules import SCHEDULES, SHARE_OF_RUN, schedules_with
+from drill.training.optim.schedules import SHARE_OF_RUN, run_rate
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
@@ -264,9 +264,8 @@ class RunScheduled(ScheduledOptimizer):
         self.check("hold", 0.0 <= self.hold < 1.0 - self.warmup, decays)
         self.check("final", 0.0 <= self.final <= 1.0, "a share of lr in [0, 1]")
         for key in ("hold", "final"):
-            users = schedules_with(key)
-            ok = self.schedule in users or getattr(self, key) == 0.0
-            self.check(key, ok, f"0 unless schedule is {' or '.join(users)}")
+            ok = self.schedule in ("linear", "cosine") or getattr(self, key) == 0.0
+            self.check(key, ok, "0 unless schedule is linear or cosine")
         if self.average_from is not None:
             self.late_average = WeightAverage(self.average_from, self.average_patience)
         else:
@@ -277,6 +276,6 @@ class RunScheduled(ScheduledOptimizer):
         return self.scheduled(self.lr, progress)
 
     def scheduled(self, lr: float, progress: float) -> float:
-        """The rate at this ``progress`` of a schedule whose highest rate is ``lr``."""
-        schedule = SCHEDULES[self.schedule]
-        return schedule.rate(progress, lr=lr, **{key: getattr(self, key) for key in schedule.reads})
+        """The rate at this ``progress`` of the run if the highest rate is ``lr``."""
+        keys = ("schedule", "warmup", "hold", "final")
+        return run_rate(progress, lr=lr, **{key: getattr(self, key) for key in keys})
