@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
+from drill.training.options import ended_by, used_limits
 from drill.training.progress import perplexity_of
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
@@ -116,13 +117,9 @@ class TrainingState(abc.ABC):
 
     def ended_by(self) -> str | None:
         """The setting that ends the run here; None if it goes on."""
-        if self.stopper is not None and self.stopper.triggered:
-            return "patience"  # validations no longer improve
-        if self.epoch > self.epochs:
-            return "epochs"
-        if self.max_steps is not None and self.step >= self.max_steps:
-            return "max_steps"
-        return "max_minutes" if self.time_fraction >= 1.0 else None
+        minutes = self.time_fraction * (self.max_minutes or 0.0)
+        used = used_limits(self.epoch, self.step, minutes)
+        return ended_by(vars(self), used, self.stopper is not None and self.stopper.triggered)
 
     def is_done(self) -> bool:
         """Whether a limit is reached and there are weights to test."""

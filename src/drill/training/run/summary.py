@@ -8,8 +8,9 @@ from drill.recipes.reader import layer_name
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.precision import resolve_precision
-from drill.training.run.environment import Start, ended_by
+from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
+from drill.training.run.resume_checks import has_ended
 from drill.training.settings import Settings
 
 FEW_STEPS = 100  # with fewer a model learns next to nothing
@@ -20,7 +21,7 @@ def run_summary(settings: Settings, run: RunFolder, device: torch.device, world:
     precision = resolve_precision(settings.training["precision"], device)
     several = f"{world.size} processes, " if world.size > 1 else ""
     verb = "resuming" if run.last.exists() else "training"
-    if ended_by(run, settings):
+    if has_ended(run, settings):
         verb = "already trained:"
     return (
         f"{verb} {settings.recipe} in {run.path}: {layer_name(settings.layer)}\n"
@@ -35,7 +36,7 @@ def sizes(settings: Settings, start: Start) -> str:
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {start.size}"
     )
-    lines = () if ended_by(start.task.run, settings) else start.remarks
+    lines = () if has_ended(start.task.run, settings) else start.remarks
     return "\n".join([line, *(each for each in lines if each is not None)])
 
 
