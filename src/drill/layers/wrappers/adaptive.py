@@ -59,6 +59,7 @@ class AdaptiveSoftmax(WrappingLayer):
     """
 
     weights_depend_on_counts = True
+    row_parameters = ("cluster_weight",)
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class Mixtape(ScoreLayer):
     """
 
     weights_depend_on_counts = True
+    row_parameters = ("gate_vectors", "gate_bias")
     kept_by_resize = ("gates",)
 
     def __init__(

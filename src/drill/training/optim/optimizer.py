@@ -16,18 +16,19 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.errors import require
+from drill.layers import LAYERS
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, replaced
 from drill.training.optim.schedules import SHARE_OF_RUN, run_rate
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
-LABEL_MAPS = {"maps", "label_map"}  # what output layers call them
 
 
 def is_label_map(name: str) -> bool:
     """Whether a parameter of a model belongs to the label maps of its output layer."""
     owner, *path = name.split(".")
-    return owner == "layer" and not LABEL_MAPS.isdisjoint(path)
+    maps = (each for kind in LAYERS.values() for each in kind.map_parameters)
+    return owner == "layer" and any(each in path for each in maps)
 
 
 @dataclass(eq=False, kw_only=True)
