@@ -136,14 +136,15 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     model, state, run, world = task.model, task.state, task.run, task.world
     optimizer, options = task.optimizer, task.options
     save = partial(state.save, model, optimizer, run, world)
+
+    # resume
     task.setup()
     resumed = state.restore(model, optimizer, run, world)
     state.agree_on_time(world)
     tested = run.test_row() if resumed and state.is_done() else None
     if tested is not None:  # nothing is measured again, and nothing written
         with readable(run.metrics, "restore it from a copy, or remove its last line to test again"):
-            valid, test = task.read_test(tested)
-            return _ended(state, valid, test, tested["elapsed"])
+            return replace(_outcome(state, *task.read_test(tested)), elapsed=tested["elapsed"])
     if world.is_main:
         if resumed:
             training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
@@ -165,7 +166,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         # validate the initial weights
         if options.validate_first and state.step == 0 and state.best is None:
             state.epoch = 0
-            _validate(task, reporter, "epoch")
+            validate(task, reporter, "epoch")
             state.next_epoch()
 
         model.train()
@@ -174,13 +175,15 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             # train
             task.step(next(batches))
             state.step += 1
+            agree = state.step % agree_every == 0  # the processes, on time, saving and stopping
+
+            # log
             if state.step % log_interval(state.step, options.log_every) == 0:
                 row = state.training_row(optimizer.current_lr, world)
                 finite(row["train_loss"], task)
                 if world.is_main:
                     run.append_later(row)
-            agreed = state.step % agree_every == 0
-            if agreed:
+            if agree:
                 state.agree_on_time(world)
             reporter.report()
 
@@ -191,26 +194,26 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
                 state.loss = finite(state.mean_loss(world), task)
                 check_damaged(task)
                 state.tick_training()
-                valid_loss = _validate(task, reporter, "epoch" if epoch_done else "validation")
+                valid_loss = validate(task, reporter, "epoch" if epoch_done else "validation")
                 if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
                     state.stopper.update(valid_loss)
                 if epoch_done:
                     optimizer.epoch_ended(valid_loss)
                     state.next_epoch()
                     batches = task.batches()
-            if not agreed or state.is_done():
-                continue
 
-            # save if due; stop?
-            stop = world.any(shutdown.requested)
-            save_due = world.any(time.monotonic() - saved >= options.checkpoint_seconds)
-            if stop or save_due:
-                check_damaged(task)
-                state.tick_training()
-                save()
-                saved = time.monotonic()
-            if stop:
-                return _unfinished(state, shutdown)
+            # save, and stop if asked to
+            if agree and not state.is_done():
+                stop = world.any(shutdown.requested)
+                save_due = world.any(time.monotonic() - saved >= options.checkpoint_seconds)
+                if stop or save_due:
+                    check_damaged(task)
+                    state.tick_training()
+                    save()
+                    saved = time.monotonic()
+                if stop:
+                    stopped = _outcome(state, state.best, None)
+                    return replace(stopped, interrupted=True, signal=shutdown.number)
 
         # test
         save()
@@ -218,12 +221,11 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         if not world.any(shutdown.requested) and (world.is_main or task.sharded):
             result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
-        ended = _ended(state, valid, test, state.elapsed)
         late = world.any(shutdown.requested)
-        return replace(ended, interrupted=late, signal=shutdown.number)
+        return replace(_outcome(state, valid, test), interrupted=late, signal=shutdown.number)
 
 
-def _validate(task: Task, reporter: "Reporter", kind: str) -> float:
+def validate(task: Task, reporter: "Reporter", kind: str) -> float:
     """Copy the weights if they are the best so far, write the row of metrics; gives the loss."""
     state, optimizer, world = task.state, task.optimizer, task.world
     averaged = optimizer.averaging
@@ -241,6 +243,19 @@ def _validate(task: Task, reporter: "Reporter", kind: str) -> float:
         task.run.append(row)
     reporter.report(row)
     return score.loss
+
+
+def _outcome(state: TrainingState, valid: Any, test: Any) -> Outcome:
+    ended_by = state.ended_by()
+    return Outcome(
+        finished=test is not None,
+        epoch=state.epoch if ended_by is None else state.last_epoch(),
+        best_epoch=state.best_epoch,
+        valid=valid,
+        test=test,
+        elapsed=state.elapsed,
+        ended_by=ended_by,
+    )
 
 
 class Reporter:
@@ -295,24 +310,6 @@ class Reporter:
         done = self.state.progress()
         seconds = time.monotonic() - start
         return seconds * max(0.0, 1.0 - done) / (done - before) if done > before else math.inf
-
-
-def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
-    best, number = (state.best_epoch, state.best), shutdown.number
-    return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True, signal=number)
-
-
-def _ended(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:
-    """After the last step; ``test`` is None if the test was interrupted."""
-    return Outcome(
-        finished=test is not None,
-        epoch=state.last_epoch(),
-        best_epoch=state.best_epoch,
-        valid=valid,
-        test=test,
-        elapsed=elapsed,
-        ended_by=state.ended_by(),
-    )
 
 
 # -- divergence -----------------------------------------------------------------------------------
