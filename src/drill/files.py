@@ -1,5 +1,6 @@
 """Files: strict reading of text, atomic writes, safe appends, checksums, cache folder."""
 
+import codecs
 import errno
 import gzip
 import hashlib
@@ -17,7 +18,8 @@ from typing import Any, BinaryIO
 
 from drill.errors import DataError, DrillError, nearest
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+logger = logging.getLogger("drill")
+
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
 A_RUN = "name one that `drill train` made"
 UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -48,7 +50,7 @@ def decode_text(raw: bytes, name: str, line: int = 1, *, nul: bool = False) -> s
         nul: allow NUL.
     """
     if line == 1:
-        raw = raw.removeprefix(BYTE_ORDER_MARK)
+        raw = raw.removeprefix(codecs.BOM_UTF8)
     wrong = -1 if nul else raw.find(b"\0")
     try:
         text = raw.decode("utf-8")
@@ -188,9 +190,6 @@ def sha256(path: Path) -> str:
     """The checksum of a file as hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-logger = logging.getLogger("drill")
 
 
 def user_folder(variable: str, default: str) -> Path:

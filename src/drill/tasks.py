@@ -1,18 +1,18 @@
-"""Train and load runs of either task.
+"""``drill.train`` and ``drill.load``: a recipe is trained in a run folder, and loaded from it.
 
-outcome = train(recipe("demo-drill", ["training.epochs=20"]), "runs/my")
-run = load("runs/my")
+outcome = drill.train(drill.Recipe("demo-drill", ["training.epochs=20"]), "runs/my")
+run = drill.load("runs/my")
 """
 
 import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from drill.data.optional_packages import check_packages
+from drill.data.subwords import OnProgress
 from drill.language_modeling.build import dry_run
 from drill.language_modeling.run import LanguageModelRun, load_language_model, start_language_model
 from drill.training.build import build_optimizer
@@ -38,7 +38,7 @@ def train(
     *,
     device: torch.device | str = "auto",
     progress: Callable[[Progress], None] | None = None,
-    data_progress: Any = None,
+    data_progress: OnProgress | None = None,
     on_start: Callable[[str], None] | None = None,
     quiet: bool = False,
     pass_on_signals: bool = True,
@@ -52,8 +52,9 @@ def train(
         settings: a recipe, or the name or file of one.
         folder: where the run is written.
         device: "auto", "cpu", "cuda", "cuda:1", ...
-        progress: called a few times a second, and after each validation.
-        data_progress: called while a translator's subwords are learnt and its pairs encoded.
+        progress: called with a ``Progress`` a few times a second, and after each validation.
+        data_progress: called with how much is done, and of how much, while a translator's subwords
+            are learnt and its pairs encoded.
         on_start: called with a summary once all settings are checked, and with the sizes once the
             data is read.
         quiet: show nothing. Otherwise, without ``progress`` and ``on_start``, lines go to stderr.
@@ -76,11 +77,10 @@ def train(
             data_progress = on_start = None
         with run.locked() if world.is_main else nullcontext():
             given = (settings, run, build_optimizer(settings), device, world)
-            start = (
-                start_translator(*given, data_progress, on_start)
-                if settings.task == TRANSLATION
-                else start_language_model(*given, on_start)
-            )
+            if settings.task == TRANSLATION:
+                start = start_translator(*given, data_progress, on_start)
+            else:
+                start = start_language_model(*given, on_start)
             record_start(start, settings)
             if on_start is not None:
                 on_start(sizes(settings, start))

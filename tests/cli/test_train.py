@@ -24,11 +24,11 @@ def sets(*changes: str) -> list[str]:
 
 
 def test_a_summary_comes_before_training(run_cli):
-    words = (*TINY, "--name", "said", *sets("training.epochs=5", "layer.dropout=0.1"))
+    words = (*TINY, "--name", "said", *sets("training.epochs=5"))
     code, out, err = run_cli(*words)
     assert code == 0
     lines = err.splitlines()
-    assert "deep-residual (depth 2, dropout 0.1)" in lines[0]  # size, and what is no default
+    assert lines[0].endswith(": deep-residual 2")
     assert device_name(torch.device("cpu")) in lines[1]
     assert "1,967 parameters, 151 " in lines[2]
     validated = [line for line in lines[3:] if "valid ppl" in line]

@@ -262,6 +262,24 @@ def test_progress_is_reported_and_a_row_ends_every_epoch(tmp_path, monkeypatch):
     assert [report.row for report in ends] == lines[:2]
 
 
+def test_first_steps_do_not_count_for_the_time_left(tmp_path, monkeypatch):
+    """In them kernels are compiled."""
+    monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
+    optimizer, reports = Spy(5.0), []
+
+    def clock() -> float:
+        """Each of the first two steps takes 10,000 seconds, others one."""
+        steps = len(optimizer.calls)
+        return 1e4 * min(steps, 2) + steps
+
+    monkeypatch.setattr("time.monotonic", clock)
+    small_run(tmp_path, optimizer=optimizer, epochs=2, progress=reports.append)
+    left = [report.seconds_left for report in reports if report.work is None]
+    planned = sum(map(len, segments(2)))
+    assert left[:2] == [math.inf, math.inf]
+    assert all(0.0 <= each < 3 * planned for each in left[2:])
+
+
 def test_frozen_parameters_are_not_trained(tmp_path):
     model = small_model("deep-residual")
     model.encoder.embedding.weight.requires_grad_(False)

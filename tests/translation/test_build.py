@@ -13,8 +13,8 @@ from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetune_settings
 from drill.language_modeling.run import load_language_model
 from drill.tasks import train
-from drill.training.run.environment import ended_by
 from drill.training.run.folder import RunFolder
+from drill.training.run.resume_checks import has_ended
 from drill.translation.inference import translate
 from drill.translation.run import load_translator
 from drill.translation.search.decoding import Search
@@ -101,7 +101,7 @@ def test_all_packages_that_are_missing_are_named_at_once(run_cli, monkeypatch):
     ],
 )
 def test_limit_that_comes_first_ends_a_run(in_workspace, limits, ended):
-    assert bool(ended_by(RunFolder("runs/tiny"), small(*limits))) is ended
+    assert has_ended(RunFolder("runs/tiny"), small(*limits)) is ended
 
 
 def test_changed_text_raises(in_workspace, tmp_path):

@@ -1,7 +1,6 @@
 """`drill data`: list the corpora, or find, download and count one."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option, echo

@@ -21,7 +21,7 @@ from drill.layers import FeatureBags, LabelSource
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
-from drill.training.build import build_layer, check_optimizer, model_error
+from drill.training.build import argument_errors, build_layer, check_optimizer, model_errors
 from drill.training.device import meta_init
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import with_text
@@ -121,14 +121,11 @@ def _model(
 ) -> LanguageModel:
     encoder = {key: value for key, value in settings.encoder.items() if key != "embedding_dim"}
     kind = ENCODERS[encoder.pop(NAME)]
-    try:
-        built = kind(embedding, **encoder)
+    with model_errors(settings):
+        with argument_errors("encoder", encoder):
+            built = kind(embedding, **encoder)
         layer = build_layer(settings.layer, embedding, built.output_widths, counts)
         return LanguageModel(built, layer)
-    except ImportError as error:
-        raise SettingsError(str(error)) from None
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise model_error(settings, error) from None
 
 
 def finetune_settings(run: Path | str) -> Settings:

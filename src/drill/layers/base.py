@@ -79,6 +79,10 @@ class OutputLayer(nn.Module, abc.ABC):
     """Whether each loss reaches every parameter, as losses of static shapes do, for DDP."""
     takes_label_smoothing: ClassVar[bool] = True
     """Whether the loss in training has the probabilities of all labels, which smoothing needs."""
+    map_parameters: ClassVar[tuple[str, ...]] = ()
+    """Attributes that map label vectors: ``optimizer.map_lr_scale`` is for their parameters."""
+    row_parameters: ClassVar[tuple[str, ...]] = ()
+    """Attributes with a row or column for each label or cluster: Muon leaves them to AdamW."""
     kept_by_resize: ClassVar[tuple[str, ...]] = ()
     """Options whose default depends on V, but that ``resize`` keeps: ``drill.hf`` saves them."""
 
@@ -273,6 +277,7 @@ class MatrixLayer(OutputLayer):
     """
 
     static_shapes = True
+    row_parameters = ("embedding",)
     scales_with_embedding: ClassVar[bool] = False
     """Whether logits grow with E, so that an E of N(0, 1) is worth a warning."""
 

@@ -28,6 +28,7 @@ class Bilinear(MatrixLayer):
     """
 
     scales_with_embedding = True
+    map_parameters = ("label_map",)
 
     def __init__(
         self,

@@ -97,6 +97,7 @@ class DeepResidual(MatrixLayer):
     """
 
     scales_with_embedding = True
+    map_parameters = ("maps",)
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ class DualNonlinear(MatrixLayer):
         bias: use the output bias b.
     """
 
+    map_parameters = ("label_map",)
+
     def __init__(
         self,
         embedding: nn.Embedding | LabelSource,

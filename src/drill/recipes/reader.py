@@ -33,7 +33,7 @@ def describe(name: str) -> str:
 
 
 def layer_name(table: Any) -> str | None:
-    """The output layer as tables show it: ``deep-residual 4``, ``mixture 15 x tied``."""
+    """The output layer in one or two words: ``deep-residual 4``, ``mixture 15 x tied``."""
     if not isinstance(table, Mapping) or not isinstance(name := table.get(NAME), str):
         return None
     sizes = (table.get(key) for key in ("depth", "experts", "samples"))

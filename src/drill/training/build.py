@@ -1,26 +1,26 @@
 """From settings to layers and optimizers, and the errors of settings that do not make any."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from drill.errors import ArgumentError, SettingsError
+from drill.errors import ArgumentError, DrillError, SettingsError
 from drill.layers import LAYERS, LabelSource, OutputLayer
-from drill.models import ENCODERS
-from drill.models.transformer.transformer import Transformer
-from drill.recipes.reader import NAME
+from drill.recipes.reader import NAME, Table
 from drill.training.optim import OPTIMIZERS, ScheduledOptimizer
 from drill.training.optim.optimizer import is_label_map
 from drill.training.settings import INNER, Settings, setting_error, wraps
 
 
 def build_layer(
-    table: dict[str, Any],
+    table: Table,
     embedding: nn.Embedding | LabelSource,
     widths: tuple[int, ...],
     counts: Callable[[], list[int]],
+    where: str = "layer",
 ) -> OutputLayer:
     """The layer that a table describes, over hidden states of ``widths`` side by side.
 
@@ -35,12 +35,14 @@ def build_layer(
         options["widths"] = widths
     if "counts" in takes and options.get("gate") != "none":
         options["counts"] = counts()
-    if not wraps(kind):
-        return kind(embedding, **options)
-    # A mixture projects the hidden state; other wrappers pass it on.
-    projects = "hidden_size" in takes or "widths" in takes
-    inner = (embedding.embedding_dim,) if projects else widths
-    return kind(build_layer(table[INNER], embedding, inner, counts), **options)
+    inputs: nn.Module | LabelSource = embedding
+    if wraps(kind):
+        # A mixture projects the hidden state; other wrappers pass it on.
+        projects = "hidden_size" in takes or "widths" in takes
+        inner = (embedding.embedding_dim,) if projects else widths
+        inputs = build_layer(table[INNER], embedding, inner, counts, f"{where}.{INNER}")
+    with argument_errors(where, table):
+        return kind(inputs, **options)
 
 
 def build_optimizer(settings: Settings) -> ScheduledOptimizer:
@@ -69,25 +71,36 @@ def kernel_error(settings: Settings, error: ValueError) -> SettingsError:
     return SettingsError(f"the recipe {settings.recipe}: {error}: --set {key}=auto")
 
 
-def model_error(settings: Settings, error: Exception) -> SettingsError:
-    """The error of an encoder or a layer, under the key of the wrong value if it names one."""
-    layer, kinds = settings.layer, {**ENCODERS, **LAYERS, "transformer": Transformer}
-    tables = {"encoder": settings.encoder, "layer": layer, f"layer.{INNER}": layer.get(INNER, {})}
-    several = settings.encoder.get("output_layers", 1) > 1
-    if isinstance(error, ArgumentError):
-        for where, table in tables.items():
-            own = NAME in table and kinds[table[NAME]].__name__ == error.owner
-            if own and error.name in table and table[error.name] in (error.value, None):
-                if error.name != "hidden_size" or table[error.name] is not None:
-                    return setting_error(where, error)
-                if "output_size" in settings.encoder and not several:  # the hidden size is that
-                    fault = f"must be {error.expected}, got {error.value!r}"
-                    return SettingsError(fault, key="encoder.output_size")
-    reason = str(error).splitlines()[0]  # torch adds a trace in C++
-    if several:
-        return SettingsError(
-            f"the layer {layer[NAME]} does not read several states ({reason}); set it to 1, or "
-            "layer.name to doc",
-            key="encoder.output_layers",
-        )
-    return SettingsError(f"the recipe {settings.recipe} makes no model: {reason}")
+@contextmanager
+def model_errors(settings: Settings) -> Iterator[None]:
+    """Raise what keeps a model from being built as SettingsError."""
+    try:
+        yield
+    except DrillError:
+        raise
+    except ImportError as error:
+        raise SettingsError(str(error)) from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]  # torch adds a trace in C++
+        encoder, layer = settings.encoder, settings.layer
+        if encoder.get("output_layers", 1) > 1:
+            raise SettingsError(
+                f"the layer {layer[NAME]} does not read several states ({reason}); set it to 1, "
+                "or layer.name to doc",
+                key="encoder.output_layers",
+            ) from None
+        of_encoder = getattr(error, "name", None) == "hidden_size" and "output_size" in encoder
+        key = "encoder.output_size" if of_encoder else None
+        fault = f"the recipe {settings.recipe} makes no model: {reason}"
+        raise SettingsError(fault, key=key) from None
+
+
+@contextmanager
+def argument_errors(where: str, table: Table) -> Iterator[None]:
+    """Raise a wrong argument under the key of its setting, if the table ``where`` has it."""
+    try:
+        yield
+    except ArgumentError as error:
+        if error.name not in table or (error.name, table[error.name]) == ("hidden_size", None):
+            raise  # the hidden size is that of the encoder
+        raise setting_error(where, error) from None

@@ -34,7 +34,7 @@ TRAINING_LOG = "drill.training"
 """The logger that says how a run is trained and where it resumes; `drill train` shows it."""
 training_log = logging.getLogger(TRAINING_LOG)
 
-WARM_UP_STEPS = 2  # in which kernels are compiled: not counted in the speed
+WARM_UP_STEPS = 2  # in which kernels are compiled: the time left is estimated from later ones
 SHOW_EVERY = 0.5  # seconds between two reports of progress
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
 
@@ -136,14 +136,15 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     model, state, run, world = task.model, task.state, task.run, task.world
     optimizer, options = task.optimizer, task.options
     save = partial(state.save, model, optimizer, run, world)
+
+    # resume
     task.setup()
     resumed = state.restore(model, optimizer, run, world)
     state.agree_on_time(world)
     tested = run.test_row() if resumed and state.is_done() else None
     if tested is not None:  # nothing is measured again, and nothing written
         with readable(run.metrics, "restore it from a copy, or remove its last line to test again"):
-            valid, test = task.read_test(tested)
-            return _ended(state, valid, test, tested["elapsed"])
+            return replace(_outcome(state, *task.read_test(tested)), elapsed=tested["elapsed"])
     if world.is_main:
         if resumed:
             training_log.info("resumes in epoch %d, after step %s", state.epoch, f"{state.step:,}")
@@ -153,7 +154,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     if not resumed and world.rank > 0:
         torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
     agree_every = 1 if world.size == 1 else AGREE_EVERY
-    saved = shown = time.monotonic()
+    saved = time.monotonic()
 
     with (
         matmul_precision(options.precision, task.device) as autocast,
@@ -165,10 +166,8 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         # validate the initial weights
         if options.validate_first and state.step == 0 and state.best is None:
             state.epoch = 0
-            row = _validate(task, reporter.watch)
-            reporter.report(row | {"kind": "epoch"})
+            validate(task, reporter, "epoch")
             state.next_epoch()
-            reporter.restart()
 
         model.train()
         batches = task.batches()
@@ -176,54 +175,45 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             # train
             task.step(next(batches))
             state.step += 1
-            if state.step == reporter.warm_up_ends:
-                reporter.restart()
+            agree = state.step % agree_every == 0  # the processes, on time, saving and stopping
+
+            # log
             if state.step % log_interval(state.step, options.log_every) == 0:
                 row = state.training_row(optimizer.current_lr, world)
                 finite(row["train_loss"], task)
-                reporter.measure_speed()
                 if world.is_main:
                     run.append_later(row)
-            agreed = state.step % agree_every == 0
-            if agreed:
+            if agree:
                 state.agree_on_time(world)
-
-            # show
-            if agreed and time.monotonic() - shown >= SHOW_EVERY:
-                shown = time.monotonic()
-                reporter.report()
+            reporter.report()
 
             # validate
             epoch_done, every = state.epoch_done(), options.validate_every
             due = every is not None and state.step % every == 0
             if epoch_done or due or state.ended_by():
                 state.loss = finite(state.mean_loss(world), task)
-                reporter.measure_speed()
                 check_damaged(task)
                 state.tick_training()
-                row = _validate(task, reporter.watch)
+                valid_loss = validate(task, reporter, "epoch" if epoch_done else "validation")
                 if state.stopper is not None and (epoch_done or due):  # not by where a limit fell
-                    state.stopper.update(row["valid_loss"])
-                row["kind"] = "epoch" if epoch_done else "validation"
-                reporter.report(row)
+                    state.stopper.update(valid_loss)
                 if epoch_done:
-                    optimizer.epoch_ended(row["valid_loss"])
+                    optimizer.epoch_ended(valid_loss)
                     state.next_epoch()
                     batches = task.batches()
-                reporter.restart()
-            if not agreed or state.is_done():
-                continue
 
-            # save if due; stop?
-            stop = world.any(shutdown.requested)
-            save_due = world.any(time.monotonic() - saved >= options.checkpoint_seconds)
-            if stop or save_due:
-                check_damaged(task)
-                state.tick_training()
-                save()
-                saved = time.monotonic()
-            if stop:
-                return _unfinished(state, shutdown)
+            # save, and stop if asked to
+            if agree and not state.is_done():
+                stop = world.any(shutdown.requested)
+                save_due = world.any(time.monotonic() - saved >= options.checkpoint_seconds)
+                if stop or save_due:
+                    check_damaged(task)
+                    state.tick_training()
+                    save()
+                    saved = time.monotonic()
+                if stop:
+                    stopped = _outcome(state, state.best, None)
+                    return replace(stopped, interrupted=True, signal=shutdown.number)
 
         # test
         save()
@@ -231,100 +221,95 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
         if not world.any(shutdown.requested) and (world.is_main or task.sharded):
             result = task.test(reporter.watch)
         valid, test = world.broadcast_object(result) or (state.best, None)
-        ended = _ended(state, valid, test, state.elapsed)
         late = world.any(shutdown.requested)
-        return replace(ended, interrupted=late, signal=shutdown.number)
+        return replace(_outcome(state, valid, test), interrupted=late, signal=shutdown.number)
 
 
-def _validate(task: Task, watch: Watch) -> dict[str, Any]:
-    """Copy the weights if they are the best so far; gives the row of metrics.jsonl."""
+def validate(task: Task, reporter: "Reporter", kind: str) -> float:
+    """Copy the weights if they are the best so far, write the row of metrics; gives the loss."""
     state, optimizer, world = task.state, task.optimizer, task.world
     averaged = optimizer.averaging
     with optimizer.averaged_weights():
         found = None
         if world.is_main or task.sharded:
-            found = task.validate(watch)
+            found = task.validate(reporter.watch)
         score, more = world.broadcast_object(found)
         better = state.update_best(score, task.model, world)
     state.tick()
     lr = optimizer.rate(state.progress())
-    return state.validation_row(score, lr=lr, averaged=averaged, best=better) | more
+    row = state.validation_row(score, lr=lr, averaged=averaged, best=better) | more
+    row["kind"] = kind
+    if world.is_main:
+        task.run.append(row)
+    reporter.report(row)
+    return score.loss
 
 
-class Reporter:
-    """Shows how far a run is and how fast it trains; writes the rows of validations."""
-
-    def __init__(self, task: Task, progress: Callable[[Progress], None] | None) -> None:
-        self.task, self.state = task, task.state
-        self.progress = progress if task.world.is_main else None
-        self._tokens_per_second = self._progress_per_second = 0.0
-        self.warm_up_ends = self.state.step + WARM_UP_STEPS
-        self.restart()
-
-    def restart(self) -> None:
-        """Measure the speed from here on: training starts, or a validation has ended. Until it is
-        measured, that of before is shown."""
-        self._progress, self._tokens = self.state.progress(), self.state.tokens
-        self._time = time.monotonic()
-
-    def measure_speed(self) -> None:
-        """Call it when all steps are done: those of a GPU may be only launched."""
-        if self.state.step > self.warm_up_ends and self.state.tokens > self._tokens:
-            seconds = max(1e-9, time.monotonic() - self._time)
-            self._tokens_per_second = (self.state.tokens - self._tokens) / seconds
-            self._progress_per_second = (self.state.progress() - self._progress) / seconds
-
-    def report(self, row: dict[str, Any] | None = None) -> None:
-        """Show the progress; ``row`` is the line of a validation."""
-        if row is None and self.task.device.type != "cuda":
-            self.measure_speed()
-        if row is not None and self.task.world.is_main:
-            self.task.run.append(row)
-        if self.progress is not None:
-            self.progress(self._measure(row))
-
-    def watch(self, work: str) -> Callable[[int, int], None]:
-        """Shows other work a few times a second."""
-        shown = time.monotonic()
-
-        def count(done: int, total: int) -> None:
-            nonlocal shown
-            if self.progress is not None and time.monotonic() - shown >= SHOW_EVERY:
-                shown = time.monotonic()
-                self.progress(replace(self._measure(), work=work, share=done / total))
-
-        return count
-
-    def _measure(self, row: dict[str, Any] | None = None) -> Progress:
-        state, speed = self.state, self._progress_per_second
-        return Progress(
-            epoch=state.epoch,
-            epochs=state.epochs,
-            share=state.position / state.epoch_size,
-            step=state.step,
-            loss=state.loss,
-            tokens_per_second=self._tokens_per_second,
-            seconds_left=max(0.0, 1.0 - state.progress()) / speed if speed > 0.0 else math.inf,
-            row=row,
-        )
-
-
-def _unfinished(state: TrainingState, shutdown: GracefulShutdown) -> Outcome:
-    best, number = (state.best_epoch, state.best), shutdown.number
-    return Outcome(False, state.epoch, *best, None, state.elapsed, interrupted=True, signal=number)
-
-
-def _ended(state: TrainingState, valid: Score, test: Any, elapsed: float) -> Outcome:
-    """After the last step; ``test`` is None if the test was interrupted."""
+def _outcome(state: TrainingState, valid: Any, test: Any) -> Outcome:
+    ended_by = state.ended_by()
     return Outcome(
         finished=test is not None,
-        epoch=state.last_epoch(),
+        epoch=state.epoch if ended_by is None else state.last_epoch(),
         best_epoch=state.best_epoch,
         valid=valid,
         test=test,
-        elapsed=elapsed,
-        ended_by=state.ended_by(),
+        elapsed=state.elapsed,
+        ended_by=ended_by,
     )
+
+
+class Reporter:
+    """Shows how far a run is, a few times a second and after each validation."""
+
+    def __init__(self, task: Task, progress: Callable[[Progress], None] | None) -> None:
+        self.state = task.state
+        self.progress = progress if task.world.is_main else None
+        self._shown = time.monotonic()
+        self._start = self._shown, self.state.progress()
+        self._warm_up_ends = self.state.step + WARM_UP_STEPS
+
+    def report(self, row: dict[str, Any] | None = None) -> None:
+        """Called after every step, and with the row of each validation."""
+        if self.state.step <= self._warm_up_ends:
+            self._start = time.monotonic(), self.state.progress()
+        if row is not None or self._due():
+            self._show(row=row)
+
+    def watch(self, work: str) -> Callable[[int, int], None]:
+        """Shows other work."""
+
+        def count(done: int, total: int) -> None:
+            if self._due():
+                self._show(work=work, share=done / total)
+
+        return count
+
+    def _due(self) -> bool:
+        due = time.monotonic() - self._shown >= SHOW_EVERY
+        if due:
+            self._shown = time.monotonic()
+        return due
+
+    def _show(self, **more: Any) -> None:
+        state = self.state
+        if self.progress is not None:
+            report = Progress(
+                epoch=state.epoch,
+                epochs=state.epochs,
+                share=state.position / state.epoch_size,
+                step=state.step,
+                loss=state.loss,
+                tokens_per_second=state.tokens_per_second,
+                seconds_left=self._seconds_left(),
+            )
+            self.progress(replace(report, **more))
+
+    def _seconds_left(self) -> float:
+        """As long as this process has taken for the same share of the run, validations included."""
+        start, before = self._start
+        done = self.state.progress()
+        seconds = time.monotonic() - start
+        return seconds * max(0.0, 1.0 - done) / (done - before) if done > before else math.inf
 
 
 # -- divergence -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The ``[training]`` table of a recipe as dataclasses that check their own values."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,21 @@ class TranslationOptions(TrainingOptions):
         self._check("label_smoothing", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
         self._check("beam_size", f"in 1 to {MAX_BEAM_SIZE}", lambda n: 1 <= n <= MAX_BEAM_SIZE)
         self._check("length_penalty", "a finite number", math.isfinite)
+
+
+def used_limits(epoch: int, step: int, minutes: float) -> dict[str, float]:
+    """How much of every limit of ``[training]`` a run in this ``epoch`` has used."""
+    return {"epochs": epoch - 1, "max_steps": step, "max_minutes": minutes}
+
+
+def ended_by(
+    limits: Mapping[str, Any], used: Mapping[str, float], out_of_patience: bool
+) -> str | None:
+    """The setting that ends a run; None if it goes on."""
+    if out_of_patience:
+        return "patience"  # whatever the limits are
+    over = (name for name in used if limits[name] is not None and used[name] >= limits[name])
+    return next(over, None)
 
 
 def log_interval(step: int, log_every: int | None) -> int:

@@ -21,8 +21,8 @@ class Progress:
     share: float  # of the epoch
     step: int  # of the run
     loss: float  # mean of an epoch, up to the last row of metrics; NaN before
-    tokens_per_second: float  # as last measured; 0.0 before
-    seconds_left: float  # of the run; infinite before
+    tokens_per_second: float  # of an epoch, up to the last row of metrics; 0.0 before
+    seconds_left: float  # of the run; infinite in the first steps, which compile kernels
     row: dict[str, Any] | None = None
     work: str | None = None
 

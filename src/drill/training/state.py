@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from drill.errors import CheckpointError, RunFolderError
 from drill.training.distributed import World
 from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
+from drill.training.options import ended_by, used_limits
 from drill.training.progress import perplexity_of
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
@@ -64,6 +65,7 @@ class TrainingState(abc.ABC):
     step: int = saved(0)  # of the run
     tokens: int = saved(0)  # of the epoch, over all processes
     loss: float = math.nan  # mean of the epoch so far, when last read
+    tokens_per_second: float = 0.0  # of the epoch so far, when last read; without validations
     logged_nll: float = saved(0.0)  # ``nll`` and ``loss_terms`` at the last row of training loss
     logged_terms: int = saved(0)
     best: Any = None  # score of the best weights
@@ -90,10 +92,11 @@ class TrainingState(abc.ABC):
         self._ticked = now
 
     def tick_training(self) -> None:
-        """``tick`` after training, which the rate of tokens is measured over."""
+        """``tick`` after training, when its steps are done: those of a GPU may be only launched."""
         before = self.seconds
         self.tick()
         self.training_seconds += self.seconds - before
+        self.tokens_per_second = self.tokens / max(1e-9, self.training_seconds)
 
     def agree_on_time(self, world: World) -> None:
         """How much of ``max_minutes`` is used up, by the process that has used most."""
@@ -114,13 +117,9 @@ class TrainingState(abc.ABC):
 
     def ended_by(self) -> str | None:
         """The setting that ends the run here; None if it goes on."""
-        if self.stopper is not None and self.stopper.triggered:
-            return "patience"  # validations no longer improve
-        if self.epoch > self.epochs:
-            return "epochs"
-        if self.max_steps is not None and self.step >= self.max_steps:
-            return "max_steps"
-        return "max_minutes" if self.time_fraction >= 1.0 else None
+        minutes = self.time_fraction * (self.max_minutes or 0.0)
+        used = used_limits(self.epoch, self.step, minutes)
+        return ended_by(vars(self), used, self.stopper is not None and self.stopper.triggered)
 
     def is_done(self) -> bool:
         """Whether a limit is reached and there are weights to test."""
@@ -153,8 +152,8 @@ class TrainingState(abc.ABC):
 
     def training_row(self, lr: float, world: World) -> dict[str, Any]:
         """A row of metrics.jsonl: the loss of this epoch since the last such row."""
+        nll, terms = world.mean(float(self.nll)), self.loss_terms()  # waits for the device
         self.tick_training()
-        nll, terms = world.mean(float(self.nll)), self.loss_terms()
         self.loss = nll / max(1, terms)
         loss = (nll - self.logged_nll) / max(1, terms - self.logged_terms)
         self.logged_nll, self.logged_terms = nll, terms
@@ -169,7 +168,7 @@ class TrainingState(abc.ABC):
             "averaged": averaged,
             "best": best,
             "tokens": self.tokens,
-            "tokens_per_second": self.tokens / max(1e-9, self.training_seconds),
+            "tokens_per_second": self.tokens_per_second,
             "seconds": self.seconds,
         }
 

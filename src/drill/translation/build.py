@@ -12,11 +12,11 @@ from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
 from drill.data.parallel.pairs import TranslationData, translation_data
 from drill.data.subwords import cached_subwords
-from drill.errors import DrillError, RunFolderError, SettingsError
+from drill.errors import RunFolderError, SettingsError
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
-from drill.training.build import build_layer, check_optimizer, model_error
+from drill.training.build import argument_errors, build_layer, check_optimizer, model_errors
 from drill.training.device import meta_init
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
@@ -59,16 +59,13 @@ def translator(
     options = dict(settings.encoder)
     options.pop(NAME)
     width, shared = options.pop("embedding_dim"), options.pop("shared")
-    try:
+    with model_errors(settings):
         source = nn.Embedding(words, width)
         target = source if shared else nn.Embedding(words, width)
-        transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
+        with argument_errors("encoder", options):
+            transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
         layer = build_layer(settings.layer, target, (transformer.output_size,), counts)
         return Translator(transformer, layer).to(device)
-    except DrillError:  # of counts
-        raise
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise model_error(settings, error) from None
 
 
 def dry_run(settings: Settings, world: World, words: int) -> None:

@@ -18,7 +18,10 @@ from drill.training.optim import (
     ScheduledOptimizer,
     Sgd,
 )
+from drill.training.optim.muon import is_table
+from drill.training.optim.optimizer import is_label_map
 from drill.training.run.checkpoint import split_tensors
+from tests.layers.table import every_case, every_matrix_case, make
 
 
 def model() -> nn.Module:
@@ -176,6 +179,34 @@ def test_an_optimizer_needs_parameters_and_setup():
         Sgd().setup([])
     with pytest.raises(RuntimeError, match="call setup"):
         Sgd().step(70, 70, 0.0)
+
+
+# -- which parameters of a layer ------------------------------------------------------------------
+
+OTHERS = {
+    "bias", "context_map", "context_maps", "prior", "latent", "latents", "slopes", "cluster_bias",
+    "gate_context", "gate_prior",
+    "label_maps",  # of adaptive: narrower vectors, which take part in its own loss alone
+}  # fmt: skip
+"""Attributes that are neither label maps nor rows of labels."""
+
+
+@every_case
+def test_every_parameter_of_a_layer_is_classified(name):
+    for parameter, _ in make(name).named_parameters():
+        attribute = next(part for part in parameter.split(".") if part != "layer")
+        kinds = [is_label_map(f"layer.{parameter}"), is_table(f"layer.{parameter}")]
+        assert [*kinds, attribute in OTHERS].count(True) == 1, parameter
+
+
+@every_matrix_case
+def test_label_maps_are_what_makes_labels_of_rows(name):
+    layer = make(name)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    grads = torch.autograd.grad(layer.labels().sum(), parameters, allow_unused=True)
+    for parameter, grad in zip(names, grads, strict=True):
+        filed = is_label_map(f"layer.{parameter}") or is_table(f"layer.{parameter}")
+        assert filed == (grad is not None), parameter
 
 
 # -- averages of late weights ---------------------------------------------------------------------

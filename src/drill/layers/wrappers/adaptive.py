@@ -58,6 +58,8 @@ class AdaptiveSoftmax(WrappingLayer):
             id 0 being the most frequent label.
     """
 
+    row_parameters = ("cluster_weight",)
+
     def __init__(
         self,
         layer: MatrixLayer,

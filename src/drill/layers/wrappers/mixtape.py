@@ -42,6 +42,7 @@ class Mixtape(ScoreLayer):
         init_range: projections and gate vectors are initialised uniformly in +-init_range.
     """
 
+    row_parameters = ("gate_vectors", "gate_bias")
     kept_by_resize = ("gates",)
 
     def __init__(

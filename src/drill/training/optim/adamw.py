@@ -11,7 +11,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.training.optim.optimizer import RunScheduled
-from drill.training.optim.schedules import AnySchedule
+from drill.training.optim.schedules import AnySchedule, inverse_sqrt_rate
 
 
 @dataclass(eq=False, kw_only=True)
@@ -78,6 +78,11 @@ class AdamW(RunScheduled):
             fused=device.type in ("cpu", "cuda") or None,  # one pass where there would be ten
             capturable=on_gpu,
         )
+
+    def rate(self, progress: float) -> float:
+        if self.schedule == "inverse-sqrt":
+            return inverse_sqrt_rate(self.steps, lr=self.lr, warmup_steps=self.warmup_steps)
+        return super().rate(progress)
 
     def prepare_step(self, sampled_length: int, bptt: int, progress: float) -> None:
         self.steps += 1

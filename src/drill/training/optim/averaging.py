@@ -1,7 +1,12 @@
-"""Averaged SGD, the reading of its averages, and the optimizer that starts it.
+"""Means of weights, and when they begin.
 
-NT-ASGD (Merity, Keskar & Socher, ICLR 2018) is SGD until ``NonMonotonicTrigger`` triggers, then
-``AveragedSgd``, evaluated inside ``averaged(optimizer)``.
+``AveragedSgd`` is an optimizer with the running mean of its iterates: the second phase of NT-ASGD
+(Merity, Keskar & Socher, ICLR 2018), and finetuning. ``averaged`` puts that mean into the model.
+``WeightAverage`` is the mean of the late iterates of any other optimizer, from the share
+``optimizer.average_from`` of a run on. Where there is one of these two, it is what is validated and
+saved as best.safetensors. ``training.average_checkpoints`` of a translator is another mean: at the
+end that of the weights of the last validations is tried, and saved as averaged.safetensors if it is
+better than the best.
 """
 
 import math

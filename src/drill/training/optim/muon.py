@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from drill.layers import LAYERS
 from drill.training.optim.adamw import AdamW
 from drill.training.run.checkpoint import sharded_as
 
 TABLES = ("emb", "wte", "wpe")  # in what encoders call modules whose rows are looked up
-LABEL_ROWS = {"embedding", "cluster_weight", "gate_vectors", "gate_bias"}
-"""What output layers call parameters with a row, or a column, for each label or cluster."""
 
 
 def is_table(name: str) -> bool:
     """Whether a parameter of a model has a row for each word, position, label or cluster."""
-    path = name.split(".")
-    if path[0] == "layer":
-        return not LABEL_ROWS.isdisjoint(path)
-    return any(table in part for part in path for table in TABLES)
+    owner, *path = name.split(".")
+    if owner == "layer":
+        rows = (each for kind in LAYERS.values() for each in kind.row_parameters)
+        return any(each in path for each in rows)
+    return any(table in part for part in (owner, *path) for table in TABLES)
 
 
 @dataclass(eq=False, kw_only=True)

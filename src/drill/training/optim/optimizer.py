@@ -1,7 +1,9 @@
 """ScheduledOptimizer: what the training loop asks of an optimizer.
 
-The loop calls ``setup`` once, ``step`` after every backward, ``epoch_ended`` after each validation,
-and validates inside ``averaged_weights()``.
+The loop calls ``setup`` once, ``step`` after every backward, ``epoch_ended`` with the validation
+loss of each epoch, and validates inside ``averaged_weights()``. A step has two halves, because a
+CUDA graph can hold the second alone: ``prepare_step`` sets rates and counts on the host,
+``apply_step`` clips and steps on the device.
 """
 
 import abc
@@ -16,18 +18,19 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer
 
 from drill.errors import require
+from drill.layers import LAYERS
 from drill.training.optim.averaging import AveragedSgd, WeightAverage, replaced
-from drill.training.optim.schedules import SCHEDULES, SHARE_OF_RUN, schedules_with
+from drill.training.optim.schedules import SHARE_OF_RUN, run_rate
 from drill.training.run.checkpoint import sharded_as, split_tensors, strip_prefix
 
 MEAN = "mean"  # a key of saved tensors that no torch optimizer has
-LABEL_MAPS = {"maps", "label_map"}  # what output layers call them
 
 
 def is_label_map(name: str) -> bool:
     """Whether a parameter of a model belongs to the label maps of its output layer."""
     owner, *path = name.split(".")
-    return owner == "layer" and not LABEL_MAPS.isdisjoint(path)
+    maps = (each for kind in LAYERS.values() for each in kind.map_parameters)
+    return owner == "layer" and any(each in path for each in maps)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -63,9 +66,21 @@ class ScheduledOptimizer(abc.ABC):
         """Raise ValueError about a setting unless it is ``ok``."""
         require(ok, type(self).__name__, key, wanted, getattr(self, key))
 
+    # -- defined by each optimizer ----------------------------------------------------------------
+
     @abc.abstractmethod
     def build(self) -> Optimizer:
         """The torch optimizer over ``self.parameters`` to start with."""
+
+    def rate(self, progress: float) -> float:
+        """The learning rate of a full-length step, ``progress`` of the run being done."""
+        return self.lr
+
+    @abc.abstractmethod
+    def capture_blocker(self) -> str | None:
+        """Why ``apply_step`` cannot be captured as a CUDA graph; None if it can."""
+
+    # -- steps ------------------------------------------------------------------------------------
 
     def setup(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Take charge of the trained parameters of a model; each has one name."""
@@ -73,6 +88,11 @@ class ScheduledOptimizer(abc.ABC):
         if not self.parameters:
             raise ValueError(f"{type(self).__name__}: the model has no parameter to train")
         self.optimizer = self.build()
+
+    def _built(self) -> Optimizer:
+        if self.optimizer is None:
+            raise RuntimeError(f"{type(self).__name__}: call setup(model.named_parameters()) first")
+        return self.optimizer
 
     def groups(
         self, named: Mapping[str, nn.Parameter], decays: bool = True
@@ -89,9 +109,10 @@ class ScheduledOptimizer(abc.ABC):
         ]
         return [group for group in groups if group["params"]]
 
-    def rate(self, progress: float) -> float:
-        """The learning rate of a full-length step, ``progress`` of the run being done."""
-        return self.lr
+    def step(self, sampled_length: int, bptt: int, progress: float) -> None:
+        """Clip, step with lr * sampled_length / bptt, drop the gradients."""
+        self.prepare_step(sampled_length, bptt, progress)
+        self.apply_step()
 
     def prepare(self, progress: float) -> None:
         """Start averaging if it is due at this ``progress`` of the run; may change ``phase``.
@@ -102,14 +123,9 @@ class ScheduledOptimizer(abc.ABC):
         if late is not None and not late.begun and late.due(progress):
             late.begin(list(self.parameters.values()))
 
-    def step(self, sampled_length: int, bptt: int, progress: float) -> None:
-        """Clip, step with lr * sampled_length / bptt, drop the gradients."""
-        self.prepare_step(sampled_length, bptt, progress)
-        self.apply_step()
-
     def prepare_step(self, sampled_length: int, bptt: int, progress: float) -> None:
-        """The host's part of a step: say how long the next one is."""
-        optimizer = self._begun()
+        """The host's half of a step: rates, and counts of averages."""
+        optimizer = self._built()
         self.prepare(progress)
         self.current_lr = self.rate(progress)
         rate = self.current_lr * sampled_length / bptt
@@ -123,8 +139,8 @@ class ScheduledOptimizer(abc.ABC):
             self._late.prepare_step()
 
     def apply_step(self) -> None:
-        """The device's part of a step; it can be captured and replayed after ``prepare_step``."""
-        optimizer = self._begun()
+        """The device's half: clip, step, drop the gradients, average."""
+        optimizer = self._built()
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.max_grad_norm)
         optimizer.step()
@@ -132,20 +148,12 @@ class ScheduledOptimizer(abc.ABC):
         if self._late is not None:
             self._late.add()
 
-    @property
-    def _late(self) -> WeightAverage | None:
-        """The average of late iterates, once it has begun."""
-        late = self.late_average
-        return late if late is not None and late.begun else None
+    # -- steps replayed as CUDA graphs ------------------------------------------------------------
 
     @property
     def phase(self) -> object:
         """Changes to another object when steps are taken in another way."""
         return self._late or self.optimizer
-
-    @abc.abstractmethod
-    def capture_blocker(self) -> str | None:
-        """Why ``apply_step`` cannot be captured as a CUDA graph; None if it can."""
 
     def replay_blocker(self) -> str | None:
         """Why a step with these gradients cannot be a replay; None if it can."""
@@ -153,13 +161,21 @@ class ScheduledOptimizer(abc.ABC):
 
     def mark_replayed(self) -> None:
         """Count a replayed ``apply_step`` as a change of the tensors: torch did not see it."""
-        state = self._begun().state
+        state = self._built().state
         values = [each for entries in state.values() for each in entries.values()]
         increment_version(
             [*self.parameters.values(), *(each for each in values if isinstance(each, Tensor))]
         )
         if self._late is not None:
             increment_version(self._late.values)
+
+    # -- averages of weights ----------------------------------------------------------------------
+
+    @property
+    def _late(self) -> WeightAverage | None:
+        """The average of late iterates, once it has begun."""
+        late = self.late_average
+        return late if late is not None and late.begun else None
 
     def epoch_ended(self, valid_loss: float) -> None:
         """Called with the validation loss of an epoch."""
@@ -184,10 +200,12 @@ class ScheduledOptimizer(abc.ABC):
         averages = self.averages()
         return replaced([*averages], [*averages.values()]) if self.averaging else nullcontext()
 
+    # -- checkpoints ------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors of the torch optimizer and averages as ``<parameter>/<key>``, and numbers that
         JSON holds exactly; ``split_tensors`` separates them."""
-        state = self._begun().state
+        state = self._built().state
         found: dict[str, Any] = {"optimizer": {}}
         for name, p in self.parameters.items():
             tensors, found["optimizer"][name] = split_tensors(state.get(p, {}))
@@ -203,7 +221,7 @@ class ScheduledOptimizer(abc.ABC):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load a ``state_dict``."""
-        optimizer = self._begun()
+        optimizer = self._built()
         names = {id(p): name for name, p in self.parameters.items()}
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Any]] = {}
@@ -225,11 +243,6 @@ class ScheduledOptimizer(abc.ABC):
         if self.late_average is not None and saved["averaged"] > 0:
             means = [saved[f"{name}/{MEAN}"] for name in self.parameters]
             self.late_average.load(list(self.parameters.values()), means, saved["averaged"])
-
-    def _begun(self) -> Optimizer:
-        if self.optimizer is None:
-            raise RuntimeError(f"{type(self).__name__}: call setup(model.named_parameters()) first")
-        return self.optimizer
 
 
 @dataclass(eq=False, kw_only=True)
@@ -264,9 +277,8 @@ class RunScheduled(ScheduledOptimizer):
         self.check("hold", 0.0 <= self.hold < 1.0 - self.warmup, decays)
         self.check("final", 0.0 <= self.final <= 1.0, "a share of lr in [0, 1]")
         for key in ("hold", "final"):
-            users = schedules_with(key)
-            ok = self.schedule in users or getattr(self, key) == 0.0
-            self.check(key, ok, f"0 unless schedule is {' or '.join(users)}")
+            ok = self.schedule in ("linear", "cosine") or getattr(self, key) == 0.0
+            self.check(key, ok, "0 unless schedule is linear or cosine")
         if self.average_from is not None:
             self.late_average = WeightAverage(self.average_from, self.average_patience)
         else:
@@ -277,6 +289,6 @@ class RunScheduled(ScheduledOptimizer):
         return self.scheduled(self.lr, progress)
 
     def scheduled(self, lr: float, progress: float) -> float:
-        """The rate at this ``progress`` of a schedule whose highest rate is ``lr``."""
-        schedule = SCHEDULES[self.schedule]
-        return schedule.rate(progress, lr=lr, **{key: getattr(self, key) for key in schedule.reads})
+        """The rate at this ``progress`` of the run if the highest rate is ``lr``."""
+        keys = ("schedule", "warmup", "hold", "final")
+        return run_rate(progress, lr=lr, **{key: getattr(self, key) for key in keys})

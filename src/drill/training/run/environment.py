@@ -1,4 +1,4 @@
-"""environment.json: where a run was trained, and whether a run has ended.
+"""environment.json: where a run was trained.
 
 The first start is the object itself; each resume adds an entry to its list ``resumed``, with the
 step that it went on from.
@@ -23,6 +23,7 @@ from drill.training.device import device_name
 from drill.training.loop import TRAINING_LOG, Task
 from drill.training.precision import autocast_dtype, resolve_precision
 from drill.training.run.folder import RunFolder
+from drill.training.run.resume_checks import has_ended
 from drill.training.settings import Settings
 
 training_log = logging.getLogger(TRAINING_LOG)
@@ -43,7 +44,7 @@ def record_start(start: Start, settings: Settings) -> None:
     """Log on a GPU how a run is trained, and describe it in its folder before the first write."""
     task = start.task
     run, device, model = task.run, task.device, task.model
-    if not task.world.is_main or ended_by(run, settings):
+    if not task.world.is_main or has_ended(run, settings):
         return
     try:
         used = task.kernels(autocast_dtype(settings.training["precision"], device))
@@ -115,27 +116,3 @@ def commit() -> str | None:
         return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def ended_by(run: RunFolder, settings: Settings) -> str | None:
-    """The setting of ``training`` that ends a tested run; None if it would train on."""
-    if run.test_row() is None or not run.last.exists():
-        return None
-    last = run.last_numbers()
-    with run.reading_last():
-        stopper = last["stopper"]
-        if stopper is not None and stopper["triggered"]:
-            return "patience"  # more epochs change nothing
-        for limit, used in used_limits(run).items():
-            asked = settings.training[limit]
-            if asked is not None and used >= asked:
-                return limit
-    return None
-
-
-def used_limits(run: RunFolder) -> dict[str, float]:
-    """How much of every limit the last checkpoint of a run has used."""
-    last = run.last_numbers()
-    with run.reading_last():
-        minutes = last["elapsed"] / 60.0
-        return {"epochs": last["epoch"] - 1, "max_steps": last["step"], "max_minutes": minutes}

@@ -1,4 +1,4 @@
-"""Whether a run can resume with given settings, and where its text is."""
+"""Whether a run has ended or can resume with given settings, and where its text is."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from drill.data import DataError
 from drill.data.parallel.corpora import PARALLEL_NAMES
 from drill.data.text.catalog import NAMES
 from drill.errors import RunFolderError
-from drill.training.run.environment import ended_by, used_limits
+from drill.training.options import ended_by, used_limits
 from drill.training.run.folder import RunFolder
 from drill.training.settings import (
     LANGUAGE_MODEL,
@@ -73,15 +73,30 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder) -> None:
                 "this one another --name, or remove the folder"
             )
         return
-    if ended_by(run, settings) is not None:
+    if has_ended(run, settings):
         return
-    for limit, used in used_limits(run).items():
+    for limit, used in _used(run)[0].items():
         asked, before = settings.training[limit], own.training[limit]
         if asked is not None and used > asked and (before is None or before > asked):
             raise RunFolderError(
                 f"{run.path}: has already used {used:g} {limit.removeprefix('max_')}; set "
                 f"training.{limit} above that to resume, or give this one another --name"
             )
+
+
+def has_ended(run: RunFolder, settings: Settings) -> bool:
+    """Whether a run is tested and at a limit of these settings, so that it trains no further."""
+    if run.test_row() is None or not run.last.exists():
+        return False
+    return ended_by(settings.training, *_used(run)) is not None
+
+
+def _used(run: RunFolder) -> tuple[dict[str, float], bool]:
+    """How much of every limit the last checkpoint has used; whether patience has ended the run."""
+    last = run.last_numbers()
+    with run.reading_last():
+        used = used_limits(last["epoch"], last["step"], last["elapsed"] / 60.0)
+        return used, last["stopper"] is not None and last["stopper"]["triggered"]
 
 
 def located(settings: Settings, run: RunFolder | None = None) -> Settings:

@@ -1,20 +1,17 @@
 """The lines that `drill train` prints before a run starts, with remarks on its text."""
 
-import inspect
-from typing import Any
-
 import torch
 
 from drill.data import UNK, Corpus, Ids, Vocabulary
-from drill.layers import LAYERS
 from drill.layers.cost import own_parameters
-from drill.recipes.reader import NAME
+from drill.recipes.reader import layer_name
 from drill.training.device import device_name
 from drill.training.distributed import World
 from drill.training.precision import resolve_precision
-from drill.training.run.environment import Start, ended_by
+from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
-from drill.training.settings import INNER, Settings
+from drill.training.run.resume_checks import has_ended
+from drill.training.settings import Settings
 
 FEW_STEPS = 100  # with fewer a model learns next to nothing
 
@@ -24,10 +21,10 @@ def run_summary(settings: Settings, run: RunFolder, device: torch.device, world:
     precision = resolve_precision(settings.training["precision"], device)
     several = f"{world.size} processes, " if world.size > 1 else ""
     verb = "resuming" if run.last.exists() else "training"
-    if ended_by(run, settings):
+    if has_ended(run, settings):
         verb = "already trained:"
     return (
-        f"{verb} {settings.recipe} in {run.path}: {layer_in_words(settings.layer)}\n"
+        f"{verb} {settings.recipe} in {run.path}: {layer_name(settings.layer)}\n"
         f"  {several}{device} ({device_name(device)}), {precision}"
     )
 
@@ -39,7 +36,7 @@ def sizes(settings: Settings, start: Start) -> str:
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {start.size}"
     )
-    lines = () if ended_by(start.task.run, settings) else start.remarks
+    lines = () if has_ended(start.task.run, settings) else start.remarks
     return "\n".join([line, *(each for each in lines if each is not None)])
 
 
@@ -72,19 +69,3 @@ def few_steps(settings: Settings, tokens: int) -> str | None:
         f"larger training.epochs ({enough} make about {FEW_STEPS}), a smaller "
         "training.batch_size or training.bptt"
     )
-
-
-def layer_in_words(table: dict[str, Any]) -> str:
-    """``tied``, or ``mixture (experts 15) over deep-residual (depth 4, dropout 0.6)``.
-
-    Sizes, and the options that are not the layer's defaults.
-    """
-    usual = inspect.signature(LAYERS[table[NAME]]).parameters
-    options = [
-        f"{key} {str(value).lower() if isinstance(value, bool) else value}"
-        for key, value in table.items()
-        if key not in (NAME, INNER) and value is not None
-        if (type(value) is int and value) or value != usual[key].default
-    ]
-    own = table[NAME] + (f" ({', '.join(options)})" if options else "")
-    return f"{own} over {layer_in_words(table[INNER])}" if INNER in table else own
