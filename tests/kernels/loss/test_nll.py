@@ -319,6 +319,9 @@ def test_targets_out_of_range_are_named():
         nll(hidden[0, 0], weight, torch.tensor(30))
     with pytest.raises(IndexError, match=r"200 at \[1\]"):
         nll(hidden[0, :2], weight, torch.tensor([7, 200]).byte())
+    with pytest.raises(IndexError, match=r"31 at \[1\].*32 labels"):
+        nll(hidden[0, :2], weight, torch.tensor([900, 31]), ignore_index=900)
+    assert not nll(hidden[0, :2], weight, torch.tensor([900, 900]), ignore_index=900)
 
 
 def test_a_byte_that_equals_ignore_index_modulo_256_counts():

@@ -152,38 +152,6 @@ def _average(
 
 
 @triton.jit
-def _extremes(ids, out, count, ignore_index, HAS_IGNORE: tl.constexpr, BLOCK: tl.constexpr):
-    low = tl.zeros((BLOCK,), tl.int64)
-    high = tl.zeros((BLOCK,), tl.int64)
-    for start in range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(ids + at, mask=at < count, other=0).to(tl.int64)
-        if HAS_IGNORE:
-            x = tl.where(x == ignore_index, 0, x)
-        low = tl.minimum(low, x)
-        high = tl.maximum(high, x)
-    tl.store(out, tl.min(low, 0))
-    tl.store(out + 1, tl.max(high, 0))
-
-
-def extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
-    """Lowest and highest id, both as if 0 were among them; waits for the device."""
-    flat = ids.reshape(-1)
-    out = torch.empty(2, dtype=torch.int64, device=ids.device)
-    with torch.cuda.device_of(flat):  # where Triton launches
-        _extremes[(1,)](
-            flat,
-            out,
-            flat.numel(),
-            0 if ignore_index is None else ignore_index,
-            HAS_IGNORE=ignore_index is not None,
-            BLOCK=1024,
-            num_warps=8,
-        )
-    return cast(list[int], out.tolist())
-
-
-@triton.jit
 def _differentiate(
     logits,  # (R, C), rows ``stride`` apart; overwritten, the padding with 0
     bias,  # (C,)
