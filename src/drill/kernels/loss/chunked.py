@@ -149,7 +149,7 @@ def _takes_bias(logits: Tensor, passes: TorchEngine) -> bool:
 
     Not in half precision, where logits are rounded before the exact bias is added.
     """
-    return isinstance(passes, TorchEngine) and logits.dtype.itemsize >= 4
+    return type(passes) is TorchEngine and logits.dtype.itemsize >= 4
 
 
 def _multiply(

@@ -6,14 +6,12 @@ make loads and stores two bytes wide. What lies in the padding never counts.
 Imported only when asked for, so that the package needs no Triton.
 """
 
-from typing import cast
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.loss.passes import Sums
+from drill.kernels.loss.passes import Sums, TorchEngine
 
 _REDUCE_ROWS, _REDUCE_BLOCK = 4, 8192
 _ROWS, _COLUMNS = 4, 1024
@@ -100,35 +98,6 @@ def _reduce(
 
 
 @triton.jit
-def _finish(
-    peak,
-    mass,
-    hit,
-    total,
-    targets,
-    losses,  # (N,), written
-    lse,  # (N,), written
-    rows,
-    ignore_index,
-    uniform,  # smoothing / V
-    smoothing,
-    HAS_TOTAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < rows
-    z = tl.log(tl.load(mass + row, mask=inside, other=1.0))
-    z += tl.load(peak + row, mask=inside, other=0.0)
-    loss = z - tl.load(hit + row, mask=inside, other=0.0)
-    if HAS_TOTAL:
-        spread = smoothing * z - uniform * tl.load(total + row, mask=inside, other=0.0)
-        loss = (1.0 - smoothing) * loss + spread
-    ignored = tl.load(targets + row, mask=inside, other=0) == ignore_index
-    tl.store(losses + row, tl.where(ignored, 0.0, loss), mask=inside)
-    tl.store(lse + row, z, mask=inside)
-
-
-@triton.jit
 def _average(
     losses,  # (N,)
     targets,  # (N,)
@@ -203,7 +172,7 @@ def _differentiate(
         tl.store(at, tl.sum(summed, 0), mask=inside)
 
 
-class TritonEngine:
+class TritonEngine(TorchEngine):
     """The passes as Triton kernels, one launch each."""
 
     def reduce(
@@ -269,27 +238,6 @@ class TritonEngine:
             BLOCK=min(_REDUCE_BLOCK // height, triton.next_power_of_2(columns)),
             num_warps=8,
         )
-
-    def finish(
-        self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
-    ) -> tuple[Tensor, Tensor]:
-        losses, lse = torch.empty_like(sums.peak), torch.empty_like(sums.peak)
-        rows = targets.shape[0]
-        if rows:
-            _finish[(triton.cdiv(rows, 256),)](
-                *sums,
-                targets,
-                losses,
-                lse,
-                rows,
-                ignore_index,
-                smoothing / labels,
-                smoothing,
-                HAS_TOTAL=sums.total is not None,
-                BLOCK=256,
-                num_warps=4,
-            )
-        return losses, lse
 
     def gather(
         self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
