@@ -1,6 +1,6 @@
 """The label encoder of the deep residual layer: which implementation runs, and the fused ones.
 
-    E^(0) = E,   E^(i) = drop(act(norm(E^(i-1)) U^(i) + b^(i)) [W^(i)]) [+ E^(i-1)] [+ E]
+    E^(0) = E,   E^(i) = drop(act(norm(E^(i-1)) U^(i) + b^(i)) [W^(i)]) [+ E]
 
 The reference is ``layers/deep_residual.py: encode``, about ten passes over the labels per map.
 
@@ -65,7 +65,6 @@ class Built(TypedDict):
     activation: str
     dropout_at: str
     residual: bool
-    residual_between: bool
     norm: str
     mlp: bool
 
@@ -99,7 +98,6 @@ def encode_maps(
         "activation": f.activation,
         "dropout_at": f.dropout_at,
         "residual": residual,
-        "residual_between": residual_between,
         "norm": f.norm,
         "mlp": f.output is not None,
     }
@@ -151,13 +149,13 @@ def resolve_encoder(
 
 def _unfused(maps: Sequence[LabelMap], residual_between: bool) -> str | None:
     """Why these maps have to be called one by one; None if kernels may use their weights."""
+    if residual_between:
+        return "no kernel has residual_between"
     for i, f in enumerate(maps):
         if f.unfusable_reason is not None:
             return f"map {i} has to be called: {f.unfusable_reason}"
         if _settings(f) != _settings(maps[0]):
             return f"map {i} has other settings than map 0, and the fused encoder has one set"
-        if residual_between and (f.norm != "none" or f.output is not None):
-            return "no kernel has residual_between together with norm or block='mlp'"
     return None
 
 
@@ -196,7 +194,6 @@ def encode_labels(
     activation: str,
     dropout_at: str,
     residual: bool,
-    residual_between: bool,
     norm: str = "none",
     mlp: bool = False,
     gate: Tensor | None = None,  # (V,)
@@ -214,16 +211,14 @@ def encode_labels(
         activation: of the maps, as of ``DeepResidual``.
         dropout_at: where masks apply, as of ``DeepResidual``.
         residual: add E after every map.
-        residual_between: also add E^(i-1), from the second map on.
-        norm: of what each map reads, as of ``DeepResidual``; not with ``residual_between``.
-        mlp: maps have a second matrix W; not with ``residual_between``.
+        norm: of what each map reads, as of ``DeepResidual``.
+        mlp: maps have a second matrix W.
         gate: a factor of the last map for each label, with ``mlp``; it gets no gradient.
 
     Returns:
         (V, d), in the dtype of the products, which autocast may narrow.
     """
     assert mlp or gate is None, "only the passes of block='mlp' have a gate"
-    assert not residual_between or not (mlp or norm == "rms"), "no kernel has both"
     given: Tensor | None
     if isinstance(masks, KeptBits):
         given, scale, locked = masks.bits, masks.scale, False
@@ -234,7 +229,6 @@ def encode_labels(
         activation,
         dropout_at,
         residual,
-        residual_between,
         norm,
         mlp,
         drops=masks is not None,
@@ -262,7 +256,6 @@ def _options(
     activation: str,
     dropout_at: str,
     residual: bool,
-    residual_between: bool,
     norm: str,
     mlp: bool,
     *,
@@ -278,7 +271,6 @@ def _options(
         locked=locked or not drops,
         scale=scale,
         residual=residual,
-        between=residual_between,
         norm=norm == "rms",
         mlp=mlp,
         gated=gated,

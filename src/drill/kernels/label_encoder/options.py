@@ -18,7 +18,6 @@ class Options(NamedTuple):
     locked: bool  # masks (L, 1, d); otherwise ``KeptBits``
     scale: float  # of what bits keep; locked masks are scaled themselves
     residual: bool
-    between: bool
     norm: bool = False  # of what each map reads, by its root mean square
     mlp: bool = False  # maps have a second matrix
     gated: bool = False  # the last map has a factor for each label, which is not learned
@@ -27,11 +26,9 @@ class Options(NamedTuple):
 def drops_columns(options: Options) -> bool:
     """Whether the masks drop whole columns of the labels, so that none of them need be computed.
 
-    Not with residuals between maps or with a norm: what one map does not read is still part of the
-    result, or of the norm.
+    Not with a norm: what a map does not read is still part of that.
     """
-    whole = options.between or options.norm or options.mlp
-    return options.mask_in and options.locked and not whole
+    return options.mask_in and options.locked and not (options.norm or options.mlp)
 
 
 DRAWS = 2**16

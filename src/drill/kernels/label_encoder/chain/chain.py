@@ -100,8 +100,8 @@ def chain_missing(
             f"it takes {ROWS} labels and more, widths that are multiples of {WIDTHS.step} from "
             f"{WIDTHS[0]} to {WIDTHS[-1]} and up to {MOST_MAPS} maps"
         )
-    if options.between or options.norm or options.mlp:
-        return "it knows no residuals between maps, no norm and no second matrix"
+    if options.norm or options.mlp:
+        return "it knows no norm and no second matrix"
     if options.locked and (options.mask_in or options.mask_out):
         return "it knows no locked masks"
     shape = _shape(embedding, options, depth)
