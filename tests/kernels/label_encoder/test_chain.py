@@ -36,8 +36,8 @@ PLAIN = Options(
     mask_in=True,
     mask_out=False,
     locked=False,
-    scale=2.0,
     residual=True,
+    scale=2.0,
 )
 
 

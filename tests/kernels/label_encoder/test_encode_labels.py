@@ -1,8 +1,10 @@
 """The fused label encoder against the loop in ``deep_residual.encode``, under the same masks."""
 
 import copy
+import logging
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from drill.kernels.label_encoder import encode_labels
-from drill.kernels.label_encoder.encode_labels import KeptBits, choose_encoder, fused_missing
-from drill.kernels.label_encoder.options import Options
+from drill.kernels.label_encoder.encode_labels import encode_maps, resolve_encoder
+from drill.kernels.label_encoder.options import KeptBits, Options
 from drill.kernels.loss import products as products_module
 from drill.kernels.runtime import padding
-from drill.kernels.runtime.dispatch import Choice
+from drill.kernels.runtime.dispatch import log_once
 from drill.layers import DeepResidual
 from tests.helpers.devices import interpreted
 
@@ -247,7 +249,7 @@ def test_autocast_encodes_in_half_precision_and_keeps_the_parameters_dtype(
 def test_who_multiplies():
     def function(d=16, dtype=torch.float16, locked=True, labels=4, norm=False):
         E = torch.zeros(labels, d)
-        options = Options(0, True, False, locked, 1.0, True, norm)
+        options = Options(0, True, False, locked, True, norm)
         return encode_labels._function(E, dtype, options, 2).__name__
 
     assert function() == function(d=1024) == "FusedEncode"
@@ -293,10 +295,10 @@ def test_second_derivatives_and_batches_of_gradients_raise(products, choose_prod
 
 
 def test_auto_says_what_it_takes_and_why():
-    E = torch.zeros(4, 8)
-    assert choose_encoder(E, 8, 2) == ("reference", "the labels are on cpu")
-    assert fused_missing(E, 8, 0) == "depth 0 has nothing to encode"
-    assert "8 becomes 6" in fused_missing(E, 6, 2)
+    choice = resolve_encoder(torch.zeros(4, 8), build(4, 8).maps, "auto", False)
+    assert choice == ("reference", "the labels are on cpu")
+    with pytest.raises(ValueError, match="8 becomes 6"):
+        fused(4, 8, hidden_size=6, residual=False).labels()
     with pytest.raises(ValueError, match='depth 0 has nothing to encode; use impl="auto"'):
         fused(4, 8, depth=0).labels()
     with pytest.raises(ValueError, match='no kernel has residual_between; use impl="auto"'):
@@ -309,8 +311,8 @@ def test_labels_are_the_same_without_gradients(options, products, choose_product
     choose_products(products)
     layer, masks, _ = given(20, 48, **options)
     layer.impl = "triton"
-    for each in (None, masks):
-        with_masks(layer, each)
+    for training, each in ((False, None), (True, masks)):
+        with_masks(layer.train(training), each)
         with torch.no_grad():
             found = layer.labels()
         torch.testing.assert_close(found, layer.labels().detach())
@@ -491,15 +493,35 @@ CHANGES = {  # of the second map
 }
 
 
+@pytest.fixture
+def labels_on_a_gpu(monkeypatch):
+    """What ``resolve_encoder`` asks of labels (4, 8) on a device with Triton."""
+    monkeypatch.setattr(encode_labels, "triton_missing", lambda *_: None)
+    return SimpleNamespace(shape=(4, 8), device=torch.device("cuda"), dtype=torch.float32)
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_maps_that_must_be_called_are_called(change, monkeypatch):
+def test_maps_that_must_be_called_are_called(change, labels_on_a_gpu):
     layer = fused(4, 8, depth=2)
+    assert resolve_encoder(labels_on_a_gpu, layer.maps, "auto", False).impl == "triton"
     CHANGES[change](layer.maps[1])
     why = "other settings than map 0" if "other" in change else "to be called"
     with pytest.raises(ValueError, match=rf'map 1 has {why}.*; use impl="auto"'):
         layer.labels()
+    choice = resolve_encoder(labels_on_a_gpu, layer.maps, "auto", False)
+    assert choice.impl == "reference"
+    assert why in choice.reason
     layer.impl = "auto"
-    choice = Choice("triton", "as on a GPU")
-    monkeypatch.setattr(encode_labels, "choose_encoder", lambda *_: choice)
-    monkeypatch.setattr(encode_labels, "encode_labels", lambda *_, **__: pytest.fail("fused"))
     layer.labels()
+
+
+def test_a_map_that_has_to_be_called_is_logged_once(labels_on_a_gpu, caplog):
+    log_once.cache_clear()
+    layer = build(4, 8, depth=2)
+    layer.maps[1].linear.register_forward_hook(lambda *_: None)
+    how = {"residual": True, "residual_between": False}
+    with caplog.at_level(logging.INFO, logger="drill"):
+        for _ in range(2):
+            assert encode_maps(labels_on_a_gpu, layer.maps, "auto", **how) is None
+    reason = "map 1 has to be called: it has hooks"
+    assert caplog.messages == [f"labels of DeepResidual: reference ({reason})"]

@@ -16,11 +16,11 @@ class Options(NamedTuple):
     mask_in: bool
     mask_out: bool
     locked: bool  # masks (L, 1, d); otherwise ``KeptBits``
-    scale: float  # of what bits keep; locked masks are scaled themselves
     residual: bool
     norm: bool = False  # of what each map reads, by its root mean square
     mlp: bool = False  # maps have a second matrix
-    gated: bool = False  # the last map has a factor for each label, which is not learned
+    gated: bool = False  # the last map has a factor for each label; with ``mlp``, not learned
+    scale: float = 1.0  # of what bits keep; locked masks are scaled themselves
 
 
 def drops_columns(options: Options) -> bool:
