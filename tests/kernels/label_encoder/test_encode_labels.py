@@ -54,7 +54,7 @@ FAST = [OPTIONS[i] for i in (0, 3, 5, 6, 8, 10, 15, 16, 19, 20, 21, 22)]
 def narrows(options: dict[str, object]) -> bool:
     """Whether locked masks drop columns, so that Triton multiplies what is left."""
     usual = {"dropout_at": "input", "locked": True}
-    usual |= {"norm": "none", "block": "map"}
+    usual |= {"norm": "none", "block": "map", "residual": True}
     return "dropout" in options and usual.items() <= {**usual, **options}.items()
 
 

@@ -26,9 +26,11 @@ class Options(NamedTuple):
 def drops_columns(options: Options) -> bool:
     """Whether the masks drop whole columns of the labels, so that none of them need be computed.
 
-    Not with a norm: what a map does not read is still part of that.
+    Not with a norm: what a map does not read is still part of that. Nor have those kernels maps
+    without residuals or with a second matrix.
     """
-    return options.mask_in and options.locked and not (options.norm or options.mlp)
+    plain = options.residual and not (options.norm or options.mlp)
+    return options.mask_in and options.locked and plain
 
 
 DRAWS = 2**16
