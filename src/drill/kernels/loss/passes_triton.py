@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.loss.head import NllOptions
 from drill.kernels.loss.passes import Sums, TorchEngine
 
 _REDUCE_ROWS, _REDUCE_BLOCK = 4, 8192
@@ -187,13 +188,9 @@ class TritonEngine(TorchEngine):
         self._reduce(logits, bias, targets, (*sums, None), left, 0, 0.0, whole=False, first=first)
 
     def whole(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        ignore_index: int,
-        smoothing: float,
+        self, logits: Tensor, bias: Tensor | None, targets: Tensor, settings: NllOptions
     ) -> tuple[Tensor, Tensor]:
+        ignore_index, smoothing = settings.ignore_index, settings.smoothing
         # Not two halves of one tensor: what an operator returns must share no memory.
         losses, lse = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
         # With smoothing the kernel keeps its sum of logits, but stores none.
@@ -240,16 +237,15 @@ class TritonEngine(TorchEngine):
         )
 
     def gather(
-        self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
+        self, losses: Tensor, targets: Tensor, settings: NllOptions, reduction: str
     ) -> tuple[Tensor, Tensor | None]:
         if reduction == "none":
             return losses, None
         if reduction == "sum":
             return losses.sum(), None
         out = losses.new_empty(2)
-        _average[(1,)](
-            losses, targets, out, targets.shape[0], ignore_index, BLOCK=1024, num_warps=8
-        )
+        rows, ignore_index = targets.shape[0], settings.ignore_index
+        _average[(1,)](losses, targets, out, rows, ignore_index, BLOCK=1024, num_warps=8)
         return out[0], out[1]
 
     def differentiate(
@@ -260,8 +256,7 @@ class TritonEngine(TorchEngine):
         left: int,
         lse: Tensor,
         scale: Tensor,
-        ignore_index: int,
-        smoothing: float,
+        settings: NllOptions,
         labels: int,
         summed: bool,
     ) -> Tensor | None:
@@ -285,9 +280,9 @@ class TritonEngine(TorchEngine):
             columns,
             logits.stride(0),
             left,
-            ignore_index,
-            smoothing / labels,
-            1.0 - smoothing,
+            settings.ignore_index,
+            settings.smoothing / labels,
+            1.0 - settings.smoothing,
             rows_per_split,
             scale.stride(0),
             HAS_BIAS=bias is not None,

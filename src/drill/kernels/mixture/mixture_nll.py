@@ -31,8 +31,9 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head
-from drill.kernels.loss.chunk_plan import ROW_BYTES, NllOptions
+from drill.kernels.loss.chunk_plan import ROW_BYTES
 from drill.kernels.loss.chunked import wants_gradients
+from drill.kernels.loss.head import NllOptions
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
     Implementation,
@@ -325,7 +326,7 @@ class _OneSweep(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:5]
         swept = _sweep(log_prior, contexts, weight, bias, targets, settings, at_once, wanted)
         passes = engine_named(settings.engine)
-        loss, per_token = passes.gather(swept.losses, targets, settings.ignore_index, reduction)
+        loss, per_token = passes.gather(swept.losses, targets, settings, reduction)
         ctx.save_for_backward(per_token, *swept[1:])
         ctx.labels, ctx.width = weight.shape
         ctx.dtypes = [None if x is None else x.dtype for x in (log_prior, contexts, weight, bias)]

@@ -8,12 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from drill.kernels.loss.head import NllOptions
 from drill.kernels.loss.passes_triton import TritonEngine
 from drill.kernels.mixture.passes import BEYOND_TF32, TorchPasses
 
 _ROWS, _COLUMNS = 4, 512
-_NONE = torch.iinfo(torch.int64).min
-"""No target is ignored: ``mix`` leaves out those that are."""
+_ALL_TARGETS = NllOptions(torch.iinfo(torch.int64).min, 0.0, torch.float32, "triton", memory=0)
+"""None is ignored: ``mix`` leaves out those that are."""
 
 
 @triton.jit
@@ -131,8 +132,8 @@ class TritonPasses(TorchPasses):
         logits, rows = logits[:, :labels], logits.shape[0]
         targets = targets.repeat_interleave(rows // targets.shape[0])
         passes, scale = TritonEngine(), mass.new_ones(()).expand(rows)
-        found, lse = passes.whole(logits, None, targets, _NONE, 0.0)
-        passes.differentiate(logits, None, targets, 0, lse, scale, _NONE, 0.0, labels, summed=False)
+        found, lse = passes.whole(logits, None, targets, _ALL_TARGETS)
+        passes.differentiate(logits, None, targets, 0, lse, scale, _ALL_TARGETS, labels, False)
         losses.copy_(found)
         mass.fill_(1)
 
