@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
         if ready is None:
             return self.output(F.dropout(self.inner(x).relu(), p))
         weights, seed = ready.maps[self.inner], ready.seeds.get(self)
-        return relu_dropout(x, self.inner.bias, p, x_linear=weights, seed=seed)
+        return relu_dropout(x, weights, p, seed=seed)
 
 
 class Stream(NamedTuple):
@@ -74,7 +74,6 @@ class Stream(NamedTuple):
             norm.weight,
             norm.bias,
             y_linear=self.y_linear,
-            y_bias=None if self.y_linear is None else self.y_linear.bias,
             dropout=self.dropout,
             epsilon=norm.eps,
             carry_norm=carry_norm,
