@@ -68,9 +68,23 @@ def lstm(
     _check_shares("lstm", drop=drop)
     plain = mask is None and not cap_input_gate
     chosen = _logged_choice(impl, x, weights, plain)
+    return _layer(chosen, x, h, c, weights, drop, mask, cap_input_gate, keep_padding)
+
+
+def _layer(
+    chosen: str,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    drop: float,
+    mask: Tensor | None,
+    cap_input_gate: bool,
+    keep_padding: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     if chosen == "persistent":
-        output, [(h, c)] = _persistent(x, [(h, c)], [weights], drop, 0.0, keep_padding)
-        return output, h, c
+        output, [(h, c)] = persistent_layers(x, [(h, c)], [weights], drop)
+        return output if keep_padding else _narrowed(output, h.shape[2]), h, c
     if chosen == "graph":
         return _stepwise(x, h, c, weights, drop, mask, cap_input_gate, keep_padding)
     weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
@@ -97,16 +111,16 @@ def lstm_stack(
     """
     _check_stack(x.shape, states, weights)
     _check_shares("lstm_stack", drop=drop, between=between)
-    if len(weights) > 1 and all(choose(impl, x, w.w_hh)[0] == "persistent" for w in weights):
-        for each in weights:
-            _logged_choice(impl, x, each)
-        return _persistent(x, states, weights, drop, between, keep_padding=False)
+    chosen = [_logged_choice(impl, x, each) for each in weights]
+    if all(each == "persistent" for each in chosen):
+        output, ends = persistent_layers(x, states, weights, drop, between)
+        return _narrowed(output, weights[-1].w_hh.shape[1]), ends
     ends = []
     for i, ((h, c), each) in enumerate(zip(states, weights, strict=True)):
         if i > 0 and between > 0.0:
             x = masked(x, draw_mask((1, *x.shape[1:]), between, x))
         inner = i + 1 < len(weights)
-        x, h, c = lstm(x, h, c, each, impl, drop=drop, keep_padding=inner)
+        x, h, c = _layer(chosen[i], x, h, c, each, drop, None, False, keep_padding=inner)
         ends.append((h, c))
     return x, ends
 
@@ -186,41 +200,21 @@ def _check_stack(
 ) -> None:
     """Each layer must read all units of the one below."""
     if not weights or len(states) != len(weights):
-        raise ValueError(
-            f"lstm_stack: {len(weights)} weights and {len(states)} states; give at least one "
-            "layer, and h and c of each"
-        )
+        expected = f"of at least one layer, as many as states ({len(states)})"
+        raise invalid("lstm_stack", "weights", expected, len(weights))
     for number, ((h, c), each) in enumerate(zip(states, weights, strict=True), 1):
         _check_shapes(x, h, c, each)
-        if x[2] != each.w_ih.shape[1]:
-            below = f"layer {number - 1} gives" if number > 1 else "x has"
-            raise ValueError(
-                f"lstm_stack: layer {number} reads {each.w_ih.shape[1]} units a step, but {below} "
-                f"{x[2]}; give it a W_ih of shape {(len(each.w_ih), x[2])}"
-            )
+        shape = tuple(each.w_ih.shape)
+        if shape[1] != x[2]:
+            below = f"layer {number - 1}" if number > 1 else "x"
+            expected = f"of shape {(shape[0], x[2])}, as wide as {below}"
+            raise invalid("lstm_stack", f"W_ih of layer {number}", expected, shape)
         x = torch.Size([*x[:2], each.w_hh.shape[1]])
 
 
 def _check_shares(whose: str, **shares: float) -> None:
     for name, share in shares.items():
         require(0.0 <= share < 1.0, whose, name, "a probability in [0, 1)", share)
-
-
-def _persistent(
-    x: Tensor,
-    states: Sequence[tuple[Tensor, ...]],
-    weights: Sequence[Weights],
-    drop: float,
-    between: float,
-    keep_padding: bool,
-) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    layers = zip(states, weights, strict=True)
-    flat = [tensor for (h, c), each in layers for tensor in (h[0], c[0], *each)]
-    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
-        output, *ends = persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
-    pairs = zip(ends[::2], ends[1::2], strict=True)
-    width = output.shape[2] if keep_padding else weights[-1].w_hh.shape[1]
-    return _narrowed(output, width), [(h[None], c[None]) for h, c in pairs]
 
 
 def _stepwise(
