@@ -76,7 +76,8 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
 
     begin = time.monotonic()
     alone = [0, 0] if backward else [0]  # no steps before or behind
-    kernel(blocks, shape.threads, [*given, steps, batch, rows.size, batch, flag, *alone])
+    arguments = [*given, steps, batch, rows.size, batch, flag, *alone]
+    kernel(blocks, shape.threads, arguments, cooperative=True)
     done.record()
     while not done.query() and time.monotonic() - begin < LIMIT:
         time.sleep(0.01)

@@ -121,7 +121,7 @@ def run_forward(shape: Shape, made: ForwardInputs, gates: Tensor, span: Span) ->
         given += [flags[launch, t * groups * shape.blocks :], made.h[t, start:], made.c[t, start:]]
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
         control: list[Argument] = [stalled_flag(device.index), later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *control])
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *control], cooperative=True)
 
 
 class Marks(NamedTuple):
@@ -182,7 +182,7 @@ def run_backward(
         given += [dgates[t, start:], marks.dc[start:], made.of_bias[start:]]
         sizes: list[Argument] = [span.end - t, count, rows.size, batch]
         control: list[Argument] = [stalled_flag(device.index), earlier, later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *control])
+        kernel(shape.blocks, shape.threads, [*given, *sizes, *control], cooperative=True)
 
 
 # -- two layers at once -------------------------------------------------------------------------
