@@ -55,8 +55,7 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
     assert shape.blocks * UNITS == hidden
     blocks = shape.blocks - absent * shape.cluster
     rows = cut(batch)
-    ((_, _, groups),) = rows.launches
-    kernel = recurrence._kernel(shape, rows.tiles, groups, device)
+    kernel = recurrence._kernel(shape, rows, device)
     weight = torch.zeros(4 * hidden * hidden, dtype=torch.bfloat16, device=device)
     gates = torch.zeros(steps, batch, hidden, 4, device=device)
     c = torch.zeros(steps + 1, batch, hidden, device=device)
@@ -76,7 +75,7 @@ def launched(size: Size, backward: bool, *, absent: int) -> tuple[Tensor, Tensor
 
     begin = time.monotonic()
     alone = [0, 0] if backward else [0]  # no steps before or behind
-    arguments = [*given, steps, batch, rows.size, batch, flag, *alone]
+    arguments = [*given, steps, batch, rows.size, flag, *alone]
     kernel(blocks, shape.threads, arguments, cooperative=True)
     done.record()
     while not done.query() and time.monotonic() - begin < LIMIT:

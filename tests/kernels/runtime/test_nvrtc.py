@@ -104,7 +104,7 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     monkeypatch.setattr(torch.version, "hip", None)
     recurrence._room.cache_clear()
     nvrtc._kernel.cache_clear()
-    reason = recurrence.unsupported_reason(torch.device("cuda", 0), 400)
+    reason = recurrence.unsupported_reason(torch.device("cuda", 0), 400, 1)
     recurrence._room.cache_clear()
     assert reason.startswith("cluster_occupancy.cu: does not load")
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.errors import invalid, require
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent.recurrence import unsupported_reason
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime.checks import one_of
@@ -29,9 +29,6 @@ from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
 
 Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent", "graph")
-
-LARGEST_PERSISTENT_BATCH = 80
-"""``auto`` takes ``graph`` beyond: more sequences are two launches, one after the other."""
 
 
 def lstm(
@@ -141,7 +138,7 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) ->
     if impl in ("reference", "cudnn"):
         return impl, "asked for"
     if impl != "auto":
-        obstacle = _unavailable(impl, x.device, w_hh)
+        obstacle = _unavailable(impl, x, w_hh)
         if obstacle is not None:
             raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
         return impl, "asked for"
@@ -153,13 +150,11 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) ->
         half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
     if not half:
         return slow, "products are not in bfloat16"
-    obstacle = _unavailable("persistent", x.device, w_hh) if plain else special
-    if obstacle is None and x.shape[1] > LARGEST_PERSISTENT_BATCH:
-        obstacle = f"a batch of {x.shape[1]} is over {LARGEST_PERSISTENT_BATCH}"
+    obstacle = _unavailable("persistent", x, w_hh) if plain else special
     if obstacle is None:
         return "persistent", "products are in bfloat16 and the device allows it"
     obstacle = f"not persistent: {obstacle}"
-    missing = _unavailable("graph", x.device, w_hh)
+    missing = _unavailable("graph", x, w_hh)
     return (slow, f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
 
 
@@ -168,10 +163,11 @@ def in_words(chosen: str, device: torch.device) -> str:
     return "PyTorch's own" if chosen == "cudnn" and device.type != "cuda" else chosen
 
 
-def _unavailable(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
+def _unavailable(impl: str, x: Tensor, w_hh: Tensor) -> str | None:
     """Why ``impl`` does not run on this device; None where it does."""
+    device = x.device
     if impl == "persistent":
-        obstacle = lstm_persistent.unsupported_reason(device, w_hh.shape[1])
+        obstacle = unsupported_reason(device, w_hh.shape[1], batch=x.shape[1])
         return obstacle or triton_missing(device, torch.bfloat16)
     if device.type == "cuda" and torch.version.hip:
         return "it needs an NVIDIA GPU"
