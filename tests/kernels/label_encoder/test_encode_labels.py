@@ -19,6 +19,7 @@ from drill.kernels.runtime import padding
 from drill.kernels.runtime.dispatch import log_once
 from drill.layers import DeepResidual
 from tests.helpers.devices import interpreted
+from tests.kernels.label_encoder.test_dropout_bits import as_masks
 
 OPTIONS = [
     {"activation": "sigmoid", "dropout": 0.6},
@@ -88,7 +89,8 @@ Masks = Tensor | KeptBits | None
 
 def with_masks(layer: DeepResidual, masks: Masks) -> None:
     """Every map of the layer drops by these masks, in turn or all at once."""
-    each = masks.masks() if isinstance(masks, KeptBits) else masks
+    width = layer.label_weight.shape[1]
+    each = as_masks(masks, width) if isinstance(masks, KeptBits) else masks
     given = masks.to(layer.label_weight.dtype) if isinstance(masks, Tensor) else masks
     for turn, f in enumerate(layer.maps):
         f.draw_mask = lambda X, turn=turn: None if each is None else each[turn].to(X.dtype)

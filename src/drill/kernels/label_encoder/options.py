@@ -45,18 +45,11 @@ class KeptBits(NamedTuple):
     """
 
     bits: Tensor  # (depth, V, ceil(d / 8)), uint8
-    width: int  # d
     dropped: int  # of DRAWS random numbers
 
     @property
     def scale(self) -> float:
         return DRAWS / (DRAWS - self.dropped)
-
-    def masks(self) -> Tensor:  # (depth, V, d), float32
-        """The same as float masks, for the reference."""
-        shifts = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
-        kept = (self.bits[..., None] >> shifts & 1).flatten(2)[..., : self.width]
-        return kept.float() * self.scale
 
 
 def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
@@ -67,4 +60,4 @@ def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
     seed = torch.randint(2**62, (1,), device=embedding.device)
     V, d = embedding.shape
     dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1: something is kept
-    return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)
+    return KeptBits(draw(V, d, depth, dropped, seed), dropped)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.dispatch import autocast_on
 
 

@@ -16,8 +16,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.transformer.autocast_linear import LinearWeights, product_gradients
 
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, cast, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.dispatch import triton_missing
 from drill.kernels.transformer.autocast_linear import LinearWeights, product_gradients
 
