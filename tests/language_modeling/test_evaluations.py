@@ -155,7 +155,7 @@ def test_search_saves_no_cell_of_a_stall(flag, tmp_path):
 @pytest.mark.gpu
 def test_launch_without_room_on_the_gpu_raises(monkeypatch):
     """Each launch finds marks where the initial state should be, and waits until it gives up."""
-    reason = recurrence.unsupported_reason(torch.device("cuda", 0), 6)
+    reason = recurrence.unsupported_reason(torch.device("cuda", 0), 6, 1)
     if reason:
         pytest.skip(reason)
     model = language_model("tied", torch.float32).cuda()
@@ -163,10 +163,11 @@ def test_launch_without_room_on_the_gpu_raises(monkeypatch):
     whole = recurrence._kernel
 
     def unfed(*given):
-        def launch(blocks, threads, arguments):
+        def launch(blocks, threads, arguments, **how):
             steps, words = arguments[7], arguments[3].view(torch.int16)
             marks = torch.full_like(words.expand(steps, -1, -1), recurrence.EMPTY)
-            whole(*given)(blocks, threads, [*arguments[:3], marks.contiguous(), *arguments[4:]])
+            fed = [*arguments[:3], marks.contiguous(), *arguments[4:]]
+            whole(*given)(blocks, threads, fed, **how)
 
         return launch
 
@@ -174,5 +175,5 @@ def test_launch_without_room_on_the_gpu_raises(monkeypatch):
         patch.setattr(recurrence, "_kernel", unfed)
         with pytest.raises(Stalled, match="waited in vain"):
             perplexity(model, text(200), autocast=torch.bfloat16)
-    assert not stalls.stalled()
+    assert not stalls.take_stall()
     assert perplexity(model, text(200), autocast=torch.bfloat16) == sound

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from drill.data import Segment, SequenceLengths, training_segments
-from drill.kernels.lstm.lstm import LARGEST_PERSISTENT_BATCH, choose
+from drill.kernels.lstm.lstm import choose
+from drill.kernels.lstm.persistent.layout import LARGEST_BATCH
 from drill.kernels.optimizer import sgd_step
 from drill.kernels.runtime import overlap
 from drill.language_modeling.step import CapturedSteps, LanguageModelState, Steps, capture_blocker
@@ -256,9 +257,8 @@ def test_replays_of_a_large_batch_equal_launches_of_the_stepwise_lstm():
     for kind in (CapturedSteps, Steps):
         trained = model("cuda", dropout=0.5)
         step, state = prepared(
-            Sgd(), kind, trained=trained, batch=LARGEST_PERSISTENT_BATCH + 1,
-            autocast=torch.bfloat16,
-        )  # fmt: skip
+            Sgd(), kind, trained=trained, batch=LARGEST_BATCH + 1, autocast=torch.bfloat16
+        )
         with torch.autocast("cuda", torch.bfloat16):
             weight = trained.encoder.lstms[0].weight_hh_l0
             assert choose("auto", trained.encoder.embedding(step.data[:5]), weight)[0] == "graph"

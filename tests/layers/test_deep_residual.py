@@ -63,16 +63,3 @@ def test_a_frequency_gate_leaves_frequent_labels_tied(embedding):
     start = {"zero_start": True, "activation": "silu", "block": "mlp"}
     tied = DeepResidual(embedding, gate="frequency", counts=torch.zeros(V + 2), **start)
     assert torch.equal(tied.labels(), embedding.weight)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"norm": "rms", "residual_between": True}, "residual_between"),
-        ({"block": "mlp", "residual_between": True}, "block='mlp'"),
-    ],
-)
-def test_fused_kernels_leave_these_options_to_the_reference(embedding, options, reason):
-    layer = DeepResidual(embedding, depth=2, impl="triton", **options)
-    with pytest.raises(ValueError, match=reason):
-        layer.labels()

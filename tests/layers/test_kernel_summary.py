@@ -1,13 +1,9 @@
 """The kernels that layers report, and the slower ones that they log."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
 
-from drill.kernels.label_encoder import encode_labels
-from drill.kernels.runtime.dispatch import Choice, log_once
 from drill.layers import (
     AdaptiveSoftmax,
     DeepResidual,
@@ -60,18 +56,3 @@ def test_loss_and_labels_have_reasons(layer, lines):
 def test_autocast_halves_the_logits():
     with torch.autocast("cpu", torch.bfloat16):
         assert tied().kernel_summary(30) == [IN_CHUNKS.replace("11", "6")]
-
-
-def test_a_map_that_has_to_be_called_is_logged_once(monkeypatch, caplog):
-    log_once.cache_clear()
-    choice = Choice("triton", "as on a GPU")
-    monkeypatch.setattr(encode_labels, "choose_encoder", lambda *_: choice)
-    layer = DeepResidual(nn.Embedding(5, 4), depth=2)
-    assert layer.label_kernel_summary() == ["labels triton (as on a GPU)"]
-    layer.maps[1].linear.register_forward_hook(lambda *_: None)
-    reason = "map 1 has to be called: it has hooks"
-    assert layer.label_kernel_summary() == [f"labels reference ({reason})"]
-    with caplog.at_level(logging.INFO, logger="drill"):
-        for _ in range(2):
-            layer.labels()
-    assert caplog.messages == [f"labels of DeepResidual: reference ({reason})"]

@@ -192,15 +192,15 @@ class DeepResidual(MatrixLayer):
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
             gates = None if gates is None else gates[rows]
         E = label_vectors(self.embedding, rows)
-        built: dict[str, Any] = {
+        how: dict[str, Any] = {
             "residual": self.residual,
             "residual_between": self.residual_between,
             "gate": gates,
         }
-        fused = encode_maps(E, self.maps, self.hidden_size, self.impl, **built)
+        fused = encode_maps(E, self.maps, self.impl, **how)
         if fused is not None:
             return fused
-        Y = encode(E, self.maps, **built)
+        Y = encode(E, self.maps, **how)
         return E if Y is E else Y.to(compute_dtype(E))  # autocast widens a sum with E
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
@@ -213,9 +213,7 @@ class DeepResidual(MatrixLayer):
         if self.depth == 0:
             return []
         E = torch.empty((0, self.embedding.embedding_dim), **factory_kwargs(self.embedding))
-        impl, reason = resolve_encoder(
-            E, self.maps, self.hidden_size, self.impl, self.residual_between
-        )
+        impl, reason = resolve_encoder(E, self.maps, self.impl, self.residual_between)
         return [f"labels {impl} ({reason})"]
 
     def extra_repr(self) -> str:

@@ -36,9 +36,8 @@ PLAIN = Options(
     mask_in=True,
     mask_out=False,
     locked=False,
-    scale=2.0,
     residual=True,
-    between=False,
+    scale=2.0,
 )
 
 
@@ -138,7 +137,7 @@ def test_what_it_cannot_encode_is_said():
     assert "128 labels and more" in missing(V=127)
     assert missing(d=20) == missing(d=408) == missing(d=8) == missing(depth=17) == missing(V=0)
     assert "bfloat16" in missing(dtype=torch.float16)
-    assert "between" in missing(between=True)
+    assert "no norm" in missing(norm=True)
     assert "locked" in missing(locked=True)
 
 

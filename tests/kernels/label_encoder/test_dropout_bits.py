@@ -12,15 +12,23 @@ from tests.helpers.devices import needs_triton, triton_devices
 pytestmark = [needs_triton, pytest.mark.usefixtures("few_programs")]
 
 
+def as_masks(kept: KeptBits, width: int) -> Tensor:
+    """Float masks (depth, V, d)."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=kept.bits.device)
+    bits = (kept.bits[..., None] >> shifts & 1).flatten(2)[..., :width]
+    return bits.float() * kept.scale
+
+
 def drawn(labels: int, width: int, depth: int, dropout: float, device: str) -> Tensor:
     """Masks (depth, V, d)."""
     torch.manual_seed(0)
-    return draw_kept_bits(torch.empty(labels, width, device=device), depth, dropout).masks()
+    kept = draw_kept_bits(torch.empty(labels, width, device=device), depth, dropout)
+    return as_masks(kept, width)
 
 
 def test_bits_of_eight_columns_lie_side_by_side():
     bits = torch.tensor([[[0b10000001, 0b11111110]], [[0, 1]]], dtype=torch.uint8)
-    masks = KeptBits(bits, width=10, dropped=3 * DRAWS // 4).masks()
+    masks = as_masks(KeptBits(bits, dropped=3 * DRAWS // 4), width=10)
     assert masks.shape == (2, 1, 10)
     assert masks[0, 0].tolist() == [4.0, 0, 0, 0, 0, 0, 0, 4.0, 0, 4.0]
     assert masks[1, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 4.0, 0]
@@ -71,7 +79,7 @@ def test_numbers_are_those_of_philox(device, dropped):
 
     key = 0x123456789ABCDEF
     seed = torch.tensor([key], device=device)
-    masks = KeptBits(draw(5, 19, 6, dropped, seed), 19, dropped).masks()
+    masks = as_masks(KeptBits(draw(5, 19, 6, dropped, seed), dropped), 19)
     for map_, label, column in itertools.product(range(6), range(5), range(19)):
         word = philox(key, (column // 2, label, map_ // 4, 0))[map_ % 4]
         number = word >> 16 if column % 2 else word % 2**16

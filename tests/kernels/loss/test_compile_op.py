@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, library
 
 from drill.kernels.loss import chunk_plan
-from drill.kernels.loss.chunk_plan import NllOptions, fits_in_one_chunk
+from drill.kernels.loss.chunk_plan import fits_in_one_chunk
 from drill.kernels.loss.chunked import backward_pass, forward_pass
 from drill.kernels.loss.compile_op import compiled_nll, nll_op
+from drill.kernels.loss.head import Head, NllOptions
 from drill.kernels.runtime import padding
 from tests.helpers.devices import interpreted, numpy_warnings
 from tests.kernels.loss.test_nll import IGNORE_INDEX, Engine, Problem, every_engine, problem
@@ -29,10 +30,12 @@ def options(engine: str, memory: int = 2**20, dtype=torch.float32) -> NllOptions
     return NllOptions(IGNORE_INDEX, 0.1, dtype, engine, memory)
 
 
+def head(given: Problem, settings: NllOptions) -> Head:
+    return Head(given.hidden, given.weight, given.bias, given.targets, settings)
+
+
 def losses(given: Problem, engine: Engine, memory: int) -> Tensor:
-    return compiled_nll(
-        given.hidden, given.weight, given.bias, given.targets, options(engine.impl, memory)
-    )
+    return compiled_nll(head(given, options(engine.impl, memory)))
 
 
 @BUDGETS
@@ -62,12 +65,10 @@ def test_the_operator_passes_opcheck(wanted):
 def test_ragged_labels_are_padded_in_every_product_compiled_or_not(padded):
     """cuBLAS is two to three times slower on ragged ones; the operator runs these passes too."""
     given = problem(N, V, k)
-    tensors = [None if x is None else x.detach() for x in given]
+    given = head(Problem(*(x.detach() for x in given)), options("triton"))
     with Products() as products:
-        _, lse, kept = forward_pass(*tensors, options("triton"), keep=True)
-        grads = backward_pass(
-            torch.ones(N), *tensors, lse, kept, options("triton"), (True, True, True)
-        )
+        _, lse, kept = forward_pass(given, keep=True)
+        grads = backward_pass(given, torch.ones(N), lse, kept, (True, True, True))
     assert products.shapes == [(N, k, 40), (N, 40, k), (40, N, k)]
     assert [grad.shape for grad in grads] == [(N, k), (V, k), (V,)]
 
@@ -81,8 +82,11 @@ def test_ragged_labels_are_padded_in_every_product_compiled_or_not(padded):
     ],
 )
 def test_a_copy_of_the_weight_counts_against_the_budget(labels, dtype, copied, padded):
-    hidden = torch.empty(N, k)
+    def fits(engine: str, memory: int) -> bool:
+        tensors = torch.empty(N, k), torch.empty(labels, k), None, torch.empty(N)
+        return fits_in_one_chunk(Head(*tensors, options(engine, memory, dtype)))
+
     exactly = N * 40 * dtype.itemsize + copied + N * chunk_plan.ROW_BYTES
-    assert fits_in_one_chunk(hidden, labels, options("triton", exactly, dtype))
-    assert not fits_in_one_chunk(hidden, labels, options("triton", exactly - 1, dtype))
-    assert not fits_in_one_chunk(hidden, labels, options("chunked", exactly, dtype))
+    assert fits("triton", exactly)
+    assert not fits("triton", exactly - 1)
+    assert not fits("chunked", exactly)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from drill.kernels.loss import chunk_plan
 from drill.kernels.loss.checks import IGNORE_INDEX
+from drill.kernels.loss.head import Head, NllOptions
 from drill.kernels.loss.nll import choose, nll
 from drill.kernels.runtime import dispatch as module
 from drill.kernels.runtime import padding
@@ -202,8 +203,9 @@ def budget(dtype: torch.dtype, share: float) -> int:
 def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_several(small_blocks):
     plans = []
     for dtype, share in itertools.product((torch.float32, torch.bfloat16), SHARES):
-        settings = chunk_plan.NllOptions(IGNORE_INDEX, 0.0, dtype, "chunked", budget(dtype, share))
-        plans.append(chunk_plan.plan(torch.empty(N, k, dtype=dtype), V, settings, keep=True))
+        settings = NllOptions(IGNORE_INDEX, 0.0, dtype, "chunked", budget(dtype, share))
+        hidden, weight = (torch.empty(n, k, dtype=dtype) for n in (N, V))
+        plans.append(chunk_plan.plan(Head(hidden, weight, None, hidden, settings), keep=True))
     kept = [{chunk.saved is not None for chunk in plan.chunks} for plan in plans]
     assert all(case in kept for case in ({True}, {True, False}, {False}))
     assert {plan.by_label is not None for plan in plans} == {True, False}
@@ -319,6 +321,9 @@ def test_targets_out_of_range_are_named():
         nll(hidden[0, 0], weight, torch.tensor(30))
     with pytest.raises(IndexError, match=r"200 at \[1\]"):
         nll(hidden[0, :2], weight, torch.tensor([7, 200]).byte())
+    with pytest.raises(IndexError, match=r"31 at \[1\].*32 labels"):
+        nll(hidden[0, :2], weight, torch.tensor([900, 31]), ignore_index=900)
+    assert not nll(hidden[0, :2], weight, torch.tensor([900, 900]), ignore_index=900)
 
 
 def test_a_byte_that_equals_ignore_index_modulo_256_counts():

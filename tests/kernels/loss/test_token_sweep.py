@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss import chunked, token_sweep
-from drill.kernels.loss.chunk_plan import NllOptions
+from drill.kernels.loss.head import Head, NllOptions
 from drill.kernels.loss.nll import nll
 from tests.helpers.devices import numpy_warnings
 from tests.kernels.loss.test_nll import ENGINES, every_engine_and_size, no_worse_than_eager, problem
@@ -135,7 +135,7 @@ def test_only_the_products_that_are_asked_for_are_made(wanted):
 @pytest.fixture
 def gpu_sweep(monkeypatch):
     """The sweep of a GPU on any device, a third of the tokens at once."""
-    monkeypatch.setattr(chunked, "rows_at_once", lambda _, hidden, *__: -(-len(hidden) // 3))
+    monkeypatch.setattr(chunked, "rows_at_once", lambda _, head: -(-len(head.hidden) // 3))
     monkeypatch.setattr(token_sweep, "_cpu_block", token_sweep._gpu_block)
 
 
@@ -175,5 +175,5 @@ def test_blocks_on_a_gpu_fill_the_memory(changed, rows):
     hidden, weight = (torch.empty(n, 640, device="meta") for n in (2**15, 128_000))
     given = {"dtype": torch.bfloat16, "engine": "triton", "memory": 2**30} | changed
     reduction = given.pop("reduction", "mean")
-    found = token_sweep.rows_at_once(reduction, hidden, weight, NllOptions(-100, 0.0, **given))
-    assert found == rows
+    head = Head(hidden, weight, None, hidden[:, 0], NllOptions(-100, 0.0, **given))
+    assert token_sweep.rows_at_once(reduction, head) == rows

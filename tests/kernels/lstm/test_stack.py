@@ -49,8 +49,8 @@ def test_what_is_between_layers_is_dropped_for_all_steps():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ([(6, 8), (5, 7)], r"layer 2 reads 5 units a step, but layer 1 gives 8; .* \(28, 8\)"),
-        ([(4, 8), (8, 7)], r"layer 1 reads 4 units a step, but x has 6; .* \(32, 6\)"),
+        ([(6, 8), (5, 7)], r"W_ih of layer 2 .* \(28, 8\), as wide as layer 1, got \(28, 5\)"),
+        ([(4, 8), (8, 7)], r"W_ih of layer 1 .* \(32, 6\), as wide as x, got \(32, 4\)"),
     ],
 )
 def test_no_unit_is_passed_over_in_silence(sizes, message, impl):
@@ -122,11 +122,9 @@ def without_gpu(monkeypatch):
     monkeypatch.setattr(stack_backward, "run_backward", backward_by_step)
 
 
-def persistent(x, states, weights, drop=0.0, between=0.0):
-    flat = [t for (h, c), each in zip(states, weights, strict=True) for t in (h[0], c[0], *each)]
-    output, *ends = persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
-    pairs = zip(ends[::2], ends[1::2], strict=True)
-    return output[..., : weights[-1].w_hh.shape[1]], [(h[None], c[None]) for h, c in pairs]
+def persistent(x, states, weights, **options):
+    output, ends = persistent_layers(x, states, weights, **options)
+    return output[..., : weights[-1].w_hh.shape[1]], ends
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def on_gpu(sizes, steps, batch, **options):
 
 @pytest.mark.parametrize(
     ("sizes", "steps", "batch"),
-    [(PAPER, 70, 20), (PAPER, 37, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 100), (PAPER, 1, 1)],
+    [(PAPER, 70, 20), (PAPER, 37, 80), ([16, 64], 5, 3), ([30, 650, 100], 9, 80), (PAPER, 1, 1)],
 )
 @pytest.mark.parametrize("interleave", [False, True])
 def test_a_persistent_stack_has_the_bits_of_its_layers(
@@ -41,7 +41,7 @@ def test_a_persistent_stack_has_the_bits_of_its_layers(
     expected = solved(one_by_one(*given, "persistent"), given, wanted)
     for _ in range(3):
         assert same_bits(solved(lstm_stack(*given, "persistent"), given, wanted), expected)
-    assert not stalls.stalled()
+    assert not stalls.take_stall()
 
 
 @pytest.mark.parametrize("steps", [35, 36])
@@ -58,7 +58,7 @@ def test_pieces_change_no_more_than_a_last_bit(batch, steps, monkeypatch):
     assert same_bits(one, other)
     errors = [((a - b).norm() / b.norm()).item() for a, b in zip(one, apart, strict=True)]
     assert max(errors) < 4e-3  # what it is to round all of them to bfloat16 once
-    assert not stalls.stalled()
+    assert not stalls.take_stall()
 
 
 @pytest.mark.parametrize("interleave", [False, True])
@@ -116,7 +116,7 @@ def test_replays_of_a_stack_are_its_launches():
         torch.manual_seed(seed)
         launched = step()
         assert same_bits(replayed, launched)
-    assert not stalls.stalled()
+    assert not stalls.take_stall()
 
 
 def test_a_stack_hands_nan_on():

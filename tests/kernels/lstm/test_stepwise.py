@@ -8,6 +8,7 @@ from torch import nn
 
 from drill.kernels.lstm import lstm as module
 from drill.kernels.lstm.lstm import choose, lstm
+from drill.kernels.lstm.persistent.layout import LARGEST_BATCH
 from drill.kernels.runtime.dispatch import TRITON_INSTALLED
 from drill.models import AwdLstm
 from tests.helpers.devices import captured, interpreted, needs_triton
@@ -194,18 +195,16 @@ HOPPER, TRITON = "it needs a Hopper GPU", "Triton is not installed"
 
 
 @pytest.mark.parametrize(
-    ("batch", "obstacles", "impl", "reasons"),
+    ("obstacles", "impl", "reasons"),
     [
-        (40, {}, "persistent", ["bfloat16"]),
-        (41, {}, "graph", ["not persistent: a batch of 41 is over 40"]),
-        (1, {"persistent": HOPPER}, "graph", [f"not persistent: {HOPPER}"]),
-        (1, {"persistent": HOPPER, "graph": TRITON}, "cudnn", [HOPPER, f"nor graph: {TRITON}"]),
+        ({}, "persistent", ["bfloat16"]),
+        ({"persistent": HOPPER}, "graph", [f"not persistent: {HOPPER}"]),
+        ({"persistent": HOPPER, "graph": TRITON}, "cudnn", [HOPPER, f"nor graph: {TRITON}"]),
     ],
 )
-def test_auto_on_a_gpu(batch, obstacles, impl, reasons, monkeypatch):
-    monkeypatch.setattr(module, "LARGEST_PERSISTENT_BATCH", 40)
-    monkeypatch.setattr(module, "_unavailable", lambda impl, device, w: obstacles.get(impl))
-    x = SimpleNamespace(device=torch.device("cuda"), shape=(7, batch, 3), is_cuda=True)
+def test_auto_on_a_gpu(obstacles, impl, reasons, monkeypatch):
+    monkeypatch.setattr(module, "_unavailable", lambda impl, x, w: obstacles.get(impl))
+    x = SimpleNamespace(device=torch.device("cuda"), is_cuda=True)
     w_hh = torch.zeros(16, 4, dtype=torch.bfloat16)
     chosen, why = choose("auto", x, w_hh)
     assert chosen == impl
@@ -266,7 +265,7 @@ def test_a_surrounding_capture_holds_the_steps_and_follows_its_inputs():
 def test_the_encoder_takes_it_for_large_batches():
     torch.manual_seed(0)
     encoder = AwdLstm(nn.Embedding(50, 48), 100, 3).cuda().eval()
-    ids = torch.randint(50, (9, module.LARGEST_PERSISTENT_BATCH + 1), device="cuda")
+    ids = torch.randint(50, (9, LARGEST_BATCH + 1), device="cuda")
     exact = encoder(ids).output.detach()
     with torch.autocast("cuda", torch.bfloat16):
         weight = encoder.lstms[0].weight_hh_l0

@@ -101,9 +101,7 @@ def small_chunks(monkeypatch):
 def rows_of_both_kinds(request, monkeypatch):
     """Rows that are one block, and longer ones."""
     if TRITON_INSTALLED and not request.param:
-        from drill.kernels.mixture import passes_triton
-
-        monkeypatch.setattr(passes_triton, "BLOCK", 16)
+        monkeypatch.setattr("drill.kernels.loss.passes_triton._REDUCE_BLOCK", 16)
 
 
 @pytest.fixture
@@ -362,9 +360,9 @@ def test_huge_logits_stay_finite(engine, rows_of_both_kinds):
 @every_dtype
 @every_engine
 def test_a_maximum_may_come_at_the_end_of_a_row(engine, dtype, monkeypatch):
-    """What was written before it, in the measure of lower logits, is brought to its measure."""
+    """What was summed before it, in the measure of lower logits, is brought to its measure."""
     if engine.impl == "triton":
-        monkeypatch.setattr("drill.kernels.mixture.passes_triton.BLOCK", 8)
+        monkeypatch.setattr("drill.kernels.loss.passes_triton._REDUCE_BLOCK", 8)
     given = mixture(many_tokens(engine), K, V, k, dtype=dtype, device=engine.device)
     with torch.no_grad():
         given.bias.copy_((torch.arange(V) // 8 - 4) * 30)  # more than a block's maximum leaves

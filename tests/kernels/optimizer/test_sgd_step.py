@@ -95,7 +95,7 @@ def launches(monkeypatch):
     made = []
 
     def compiled(source, name, defines, shared, device):
-        def launch(blocks, threads, arguments, *, cooperative):
+        def launch(blocks, threads, arguments):
             table, partial, *rest = arguments
             made.append((name, table.count, blocks, partial.storage_offset(), rest[:1]))
 

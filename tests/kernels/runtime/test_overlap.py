@@ -190,7 +190,7 @@ def test_gradients_may_go_back_to_the_first_stream(first):
 def test_what_gains_nothing_does_not_overlap(kernel, labels, gains, monkeypatch):
     function = type(kernel, (), {})
     monkeypatch.setattr(encode_labels, "_function", lambda *given: function)
-    options = encode_labels.Options(0, True, False, True, 1.0, True, False)  # not read here
+    options = encode_labels.Options(0, True, False, True, True)  # not read here
     E = torch.empty(labels, 8, device="meta")
     assert encode_labels.gains_by_overlap(E, 2, options) is gains
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.runtime.dropout_masks import drawn_seeds
-from drill.kernels.transformer.autocast_linear import cast_together
+from drill.kernels.transformer.autocast_linear import LinearWeights, cast_together
 from drill.kernels.transformer.autocast_linear import product as matrix_product
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
@@ -39,17 +39,24 @@ def seed(dropout: float, device: str | torch.device) -> dict:
     return {"dropout": dropout, "seed": drawn_seeds(1, device)[0] if dropout else None}
 
 
+def identity(bias: Tensor, half: torch.dtype = torch.float32) -> LinearWeights:
+    """A map that adds the bias."""
+    eye = torch.eye(len(bias), dtype=bias.dtype, device=bias.device)
+    return cast_together([(eye, bias)], half)[0]
+
+
 def kernel(given: list[Tensor], half, dropout: float, carry_norm: bool) -> tuple[Tensor, Tensor]:
     x, y, b, gamma, beta = given
     options = {"carry_norm": carry_norm, "dtype": half, **seed(dropout, x.device)}
-    return residual_norm(x, y, gamma, beta, y_bias=b, **options)
+    return residual_norm(x, y, gamma, beta, y_linear=identity(b, half), **options)
 
 
 def drawn(shape: tuple[int, ...], dropout: float, device: str) -> Tensor:
     """The mask that a seed gives: what is left of ones."""
     torch.manual_seed(1)
     x, ones = torch.zeros(shape, device=device), torch.ones(shape[-1], device=device)
-    return residual_norm(x, x + 1, ones, ones, **seed(dropout, device))[0].double()
+    options = {"y_linear": identity(torch.zeros_like(ones)), **seed(dropout, device)}
+    return residual_norm(x, x + 1, ones, ones, **options)[0].double()
 
 
 def differentiated(function, given: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
@@ -117,7 +124,7 @@ def test_the_first_norm_of_a_stack_has_nothing_to_add(device):
 @pytest.mark.parametrize("half", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", ["residual_norm", "relu_dropout"])
 @triton_devices
-def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
+def test_the_map_is_a_product_before(device, kernel, half):
     """Outputs and all gradients, of the map too, which are in its own dtype."""
     torch.manual_seed(4)
     shapes = ((3, 23, 40), (3, 23, 24), (40, 24), (40,), (40,), (40,))
@@ -129,13 +136,14 @@ def test_a_map_still_to_be_applied_is_a_product_before(device, kernel, half):
     def both(inside, apply):
         torch.manual_seed(1)
         if kernel == "relu_dropout":
-            out = relu_dropout(inside, b, x_linear=apply, **seed(DROPOUT, device))
+            out = relu_dropout(inside, apply, **seed(DROPOUT, device))
             return [out, *torch.autograd.grad(out, [y, matrix, b], given[1])]
-        options = {"y_bias": b, "dtype": half, **seed(DROPOUT, device)}
+        options = {"dtype": half, **seed(DROPOUT, device)}
         out = residual_norm(x, inside, gamma, beta, y_linear=apply, **options)
         return [*out, *torch.autograd.grad(out, leaves, given)]
 
-    apart = both(matrix_product(y, weights._replace(bias=None, half_bias=None)), None)
+    alone = weights._replace(bias=None, half_bias=None)
+    apart = both(matrix_product(y, alone), identity(b, half))
     together = both(y, weights)
     assert [each.dtype for each in together] == [each.dtype for each in apart]
     bound = 1e-4 if half == torch.float32 else 0.02  # another layout may sum in another order
@@ -208,8 +216,8 @@ def test_relu_and_dropout_are_those_of_the_formula(device, dtype, dropout, nan_i
         bias = torch.randn(shape[-1], device=device)
         x, bias = x.requires_grad_(), bias.requires_grad_()
         options = seed(dropout, device)
-        sure = relu_dropout(torch.ones_like(x), torch.zeros_like(bias), **options)
-        y = relu_dropout(x, bias, **options)
+        sure = relu_dropout(torch.ones_like(x), identity(bias * 0, dtype), **options)
+        y = relu_dropout(x, identity(bias, dtype), **options)
         dx, db = torch.autograd.grad(y, [x, bias], weight)
         mask = (sure > 0).double() / (1 - dropout)
         exact_x, exact_bias = (each.detach().double().requires_grad_() for each in (x, bias))
@@ -228,18 +236,19 @@ def test_nan_stays_nan(device):
     x = torch.zeros(4, 16, device=device)
     x[1, 3] = torch.nan
     ones = torch.ones(16, device=device)
-    assert relu_dropout(x, ones, 0.0).isnan().sum() == 1
-    r, n = residual_norm(x, x, ones, ones)
+    y, only = relu_dropout(x, identity(ones), 0.0), [False, True, False, False]
+    assert y.isnan().any(1).tolist() == y.isnan().all(1).tolist() == only
+    r, n = residual_norm(x, ones.expand_as(x), ones, ones, y_linear=identity(ones))
     assert r.isnan().sum() == 1
-    assert n.isnan().any(1).tolist() == [False, True, False, False]
+    assert n.isnan().any(1).tolist() == only
 
 
 @triton_devices
 def test_no_rows_cost_nothing(device):
     x, ones = torch.zeros(0, 3, 16, device=device), torch.ones(16, device=device)
     leaves = [each.requires_grad_() for each in (x, ones)]
-    r, n = residual_norm(x, x, ones, ones, y_bias=ones)
-    y = relu_dropout(x, ones, **seed(0.1, device))
+    r, n = residual_norm(x, x, ones, ones, y_linear=identity(ones))
+    y = relu_dropout(x, identity(ones), **seed(0.1, device))
     assert r.shape == n.shape == y.shape == x.shape
     d_x, d_ones = torch.autograd.grad((r + n + y).sum(), leaves)
     assert d_x.shape == x.shape
@@ -264,26 +273,26 @@ def test_a_gpu_takes_the_kernels_where_gradients_are_recorded():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "given"),
+    "given",
     [
-        ("y", {"y": (1, 16)}),
-        ("y", {"y": (64, 8)}),
-        ("weight", {"weight": (8,)}),
-        ("bias", {"bias": (1, 16)}),
-        ("y_bias", {"y_bias": (8,)}),
-        ("y_linear", {"y_linear": (8, 16)}),
-        ("y_linear", {"y_linear": (16, 4)}),
-        ("y", {"y_linear": (16, 4), "y": (1, 4)}),
+        {"y": (1, 16)},
+        {"y": (64, 8)},
+        {"weight": (8,)},
+        {"bias": (1, 16)},
+        {"y_linear": (8, 16), "y_bias": (8,)},
+        {"y_linear": (16, 4)},
+        {"y_linear": (16, 4), "y": (1, 4)},
+        {"y_bias": (8,)},
     ],
     ids=str,
 )
 @triton_devices
-def test_shapes_that_do_not_fit_raise(device, wrong, given):
+def test_memory_past_the_end_of_a_tensor_is_not_read(device, given):
     usual = {"x": (64, 16), "y": (64, 16), "weight": (16,), "bias": (16,)}
+    usual |= {"y_linear": (16, 16), "y_bias": (16,)}
     made = {name: torch.zeros(shape, device=device) for name, shape in (usual | given).items()}
-    if "y_linear" in made:
-        (made["y_linear"],) = cast_together([(made["y_linear"], None)], torch.float32)
-    with pytest.raises(ValueError, match=f"residual_norm: {wrong} "):
-        residual_norm(**made)
-    with pytest.raises(ValueError, match="relu_dropout: bias "):
-        relu_dropout(made["x"], made["x"][0, :8], 0.0)
+    (linear,) = cast_together([(made["y_linear"], made.pop("y_bias"))], torch.float32)
+    with pytest.raises(AssertionError):
+        residual_norm(**made | {"y_linear": linear})
+    with pytest.raises(AssertionError):
+        relu_dropout(made["x"], identity(linear.bias)._replace(bias=made["x"][0, :4]), 0.0)

@@ -35,7 +35,7 @@ def _draw(
         none = tl.zeros((BLOCK,), tl.int32)
         kept_a, kept_b, kept_c, kept_d = none, none, none, none
         for pair in tl.static_range(4):
-            a, b, c, d = philox(key, first + pair, label, zero + group, zero, ROUNDS)
+            a, b, c, d = tl.philox(key, first + pair, label, zero + group, zero, ROUNDS)
             kept_a |= _kept(a, least, 1 << (2 * pair))
             kept_b |= _kept(b, least, 1 << (2 * pair))
             kept_c |= _kept(c, least, 1 << (2 * pair))
@@ -44,23 +44,6 @@ def _draw(
         _store(bits, kept_b, 4 * group + 1, index, size, DEPTH)
         _store(bits, kept_c, 4 * group + 2, index, size, DEPTH)
         _store(bits, kept_d, 4 * group + 3, index, size, DEPTH)
-
-
-@triton.jit
-def philox(key, a, b, c, d, ROUNDS: tl.constexpr):
-    """The words of ``tl.philox``, whose products are two each: here one gives all 64 bits."""
-    key_a = key.to(tl.uint32)
-    key_b = (key >> 32).to(tl.uint32)
-    for _ in tl.static_range(ROUNDS):
-        of_a = a.to(tl.uint64) * 0xD2511F53
-        of_c = c.to(tl.uint64) * 0xCD9E8D57
-        a = (of_c >> 32).to(tl.uint32) ^ b ^ key_a
-        b = of_c.to(tl.uint32)
-        c = (of_a >> 32).to(tl.uint32) ^ d ^ key_b
-        d = of_a.to(tl.uint32)
-        key_a += 0x9E3779B9
-        key_b += 0xBB67AE85
-    return a, b, c, d
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """The label encoder of the deep residual layer: which implementation runs, and the fused ones.
 
-    E^(0) = E,   E^(i) = drop(act(norm(E^(i-1)) U^(i) + b^(i)) [W^(i)]) [+ E^(i-1)] [+ E]
+    E^(0) = E,   E^(i) = drop(act(norm(E^(i-1)) U^(i) + b^(i)) [W^(i)]) [+ E]
 
 The reference is ``layers/deep_residual.py: encode``, about ten passes over the labels per map.
 
@@ -10,7 +10,7 @@ chain/      all maps in one launch each way: Hopper GPUs, bfloat16, no dropout o
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypedDict, cast
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,21 +59,9 @@ class LabelMap(Protocol):
     def draw_masks(self, X: Tensor, depth: int) -> "Tensor | KeptBits | None": ...
 
 
-class Built(TypedDict):
-    """The settings that all maps share."""
-
-    activation: str
-    dropout_at: str
-    residual: bool
-    residual_between: bool
-    norm: str
-    mlp: bool
-
-
 def encode_maps(
     embedding: Tensor,  # (V, d)
     maps: Sequence[LabelMap],
-    width_out: int,
     impl: EncoderImplementation,
     *,
     residual: bool,
@@ -89,76 +77,80 @@ def encode_maps(
     """
     if torch.compiler.is_compiling():
         return None
-    choice = resolve_encoder(embedding, maps, width_out, impl, residual_between)
+    choice = resolve_encoder(embedding, maps, impl, residual_between)
     log_once("labels of DeepResidual", *choice)
     if choice.impl != "triton":
         return None
     f, depth = maps[0], len(maps)
-    fused_gate = gate if f.output is not None else None
-    built: Built = {
-        "activation": f.activation,
-        "dropout_at": f.dropout_at,
-        "residual": residual,
-        "residual_between": residual_between,
-        "norm": f.norm,
-        "mlp": f.output is not None,
-    }
-
-    def encoded(E: Tensor, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[:products], parameters[products:]
-        masks = f.draw_masks(E, depth)
-        return encode_labels(E, weights, biases or None, masks, **built, gate=fused_gate)
-
+    options = Options(
+        ACTIVATION_CODES[f.activation],
+        mask_in=f.drops and f.dropout_at == "input",
+        mask_out=f.drops and f.dropout_at == "output",
+        locked=f.locked or not f.drops,
+        residual=residual,
+        norm=f.norm == "rms",
+        mlp=f.output is not None,
+        gated=gate is not None and f.output is not None,
+    )
     matrices = [linear for each in maps for linear in (each.linear, each.output)]
     weights = [linear.weight for linear in matrices if linear is not None]
     biases = [each.linear.bias for each in maps if each.linear.bias is not None]
     products = len(weights)
-    options = _options(
-        **built, drops=f.drops, locked=f.locked, scale=1.0, gated=fused_gate is not None
-    )
+
+    def encoded(E: Tensor, *parameters: Tensor) -> Tensor:
+        masks = f.draw_masks(E, depth)
+        weights, biases = parameters[:products], parameters[products:]
+        return encode_labels(E, weights, biases, masks, options, gate if options.gated else None)
+
     if has_started() and gains_by_overlap(embedding, products, options):
         labels = run_overlapped(encoded, embedding, *weights, *biases)
     else:
         labels = encoded(embedding, *weights, *biases)
-    if gate is fused_gate:
+    if gate is None or options.gated:
         return labels
-    assert gate is not None
+    # No kernel has a gate of these maps. The last result is E and the map: of that, a part.
     return torch.lerp(embedding.to(labels.dtype), labels, gate[:, None].to(labels.dtype))
 
 
 def resolve_encoder(
     embedding: Tensor,
     maps: Sequence[LabelMap],
-    width_out: int,
     impl: EncoderImplementation,
     residual_between: bool,
 ) -> Choice:
-    """How labels (V, d) are encoded by these maps, and why."""
+    """The implementation that encodes labels (V, d) by these maps, and why."""
     if impl == "reference":
         return Choice("reference", "asked for")
-    unfused = _unfused(maps, residual_between)
-    if impl == "triton":
-        missing = unfused or fused_missing(embedding, width_out, len(maps))
-        if missing is not None:
-            text = f'DeepResidual: impl="triton": {missing}; use impl="auto"'
-            raise ArgumentError(text, "DeepResidual", "impl", value=impl)
-        return Choice("triton", "asked for")
-    choice = choose_encoder(embedding, width_out, len(maps))
-    if choice.impl == "triton" and unfused is not None:
-        return Choice("reference", unfused)
-    return choice
+    device = embedding.device.type
+    if impl == "auto" and device != "cuda":  # there Triton interprets, if at all
+        return Choice("reference", f"the labels are on {device}")
+    missing = _fused_missing(embedding, maps, residual_between)
+    if missing is None:
+        reason = f"CUDA device, {compute_dtype(embedding)}" if impl == "auto" else "asked for"
+        return Choice("triton", reason)
+    if impl == "auto":
+        return Choice("reference", missing)
+    text = f'DeepResidual: impl="triton": {missing}; use impl="auto"'
+    raise ArgumentError(text, "DeepResidual", "impl", value=impl)
 
 
-def _unfused(maps: Sequence[LabelMap], residual_between: bool) -> str | None:
-    """Why these maps have to be called one by one; None if kernels may use their weights."""
+def _fused_missing(
+    embedding: Tensor, maps: Sequence[LabelMap], residual_between: bool
+) -> str | None:
+    """Why no kernel encodes labels by these maps; None if one does."""
+    if not maps:
+        return "depth 0 has nothing to encode"
+    if residual_between:
+        return "no kernel has residual_between"
     for i, f in enumerate(maps):
         if f.unfusable_reason is not None:
             return f"map {i} has to be called: {f.unfusable_reason}"
         if _settings(f) != _settings(maps[0]):
             return f"map {i} has other settings than map 0, and the fused encoder has one set"
-        if residual_between and (f.norm != "none" or f.output is not None):
-            return "no kernel has residual_between together with norm or block='mlp'"
-    return None
+    width, width_out = embedding.shape[1], maps[0].linear.out_features
+    if width != width_out:
+        return f"the fused encoder keeps the width, but {width} becomes {width_out}"
+    return triton_missing(embedding.device, compute_dtype(embedding))
 
 
 def _settings(f: LabelMap) -> tuple[object, ...]:
@@ -166,39 +158,12 @@ def _settings(f: LabelMap) -> tuple[object, ...]:
     return f.activation, f.norm, f.output is None, f.linear.bias is None, *drops
 
 
-def choose_encoder(embedding: Tensor, width_out: int, depth: int) -> Choice:
-    """The implementation that ``impl="auto"`` takes for these labels, and why."""
-    if torch.compiler.is_compiling():
-        return Choice("reference", "torch.compile fuses the plain loop itself")
-    if embedding.device.type != "cuda":  # there Triton interprets, if at all
-        return Choice("reference", f"the labels are on {embedding.device.type}")
-    missing = fused_missing(embedding, width_out, depth)
-    if missing is not None:
-        return Choice("reference", missing)
-    return Choice("triton", f"CUDA device, {compute_dtype(embedding)}")
-
-
-def fused_missing(embedding: Tensor, width_out: int, depth: int) -> str | None:
-    """Why the fused encoder cannot encode these labels; None when it can."""
-    if depth == 0:
-        return "depth 0 has nothing to encode"
-    if embedding.shape[1] != width_out:
-        return f"the fused encoder keeps the width, but {embedding.shape[1]} becomes {width_out}"
-    return triton_missing(embedding.device, compute_dtype(embedding))
-
-
 def encode_labels(
     embedding: Tensor,  # (V, d)
     weights: Sequence[Tensor],  # U of each map, and W, (d, d), as nn.Linear holds them
-    biases: Sequence[Tensor] | None,  # depth x (d,)
+    biases: Sequence[Tensor],  # depth x (d,), or none
     masks: Tensor | KeptBits | None,  # (depth, 1, d), scaled; or bits
-    *,
-    activation: str,
-    dropout_at: str,
-    residual: bool,
-    residual_between: bool,
-    norm: str = "none",
-    mlp: bool = False,
+    options: Options,
     gate: Tensor | None = None,  # (V,)
 ) -> Tensor:  # (V, d), in the dtype of the products, which autocast may narrow
     """E^(depth) by the fused kernels, differentiable in the embedding, weights and biases.
@@ -207,47 +172,29 @@ def encode_labels(
 
     Args:
         embedding: (V, d).
-        weights: U of each map, with ``mlp`` each followed by its W, (d, d), as of ``nn.Linear``.
-        biases: of each map, (d,); or None.
+        weights: U of each map, with ``options.mlp`` each followed by its W, (d, d), as of
+            ``nn.Linear``.
+        biases: of each map, (d,); or none.
         masks: dropout: scaled masks (depth, 1, d), shared by all labels; bits of every label; or
             None.
-        activation: of the maps, as of ``DeepResidual``.
-        dropout_at: where masks apply, as of ``DeepResidual``.
-        residual: add E after every map.
-        residual_between: also add E^(i-1), from the second map on.
-        norm: of what each map reads, as of ``DeepResidual``; not with ``residual_between``.
-        mlp: maps have a second matrix W; not with ``residual_between``.
-        gate: a factor of the last map for each label, with ``mlp``; it gets no gradient.
+        options: how the maps are put together.
+        gate: a factor of the last map for each label, with ``options.gated``; it gets no gradient.
 
     Returns:
         (V, d), in the dtype of the products, which autocast may narrow.
     """
-    assert mlp or gate is None, "only the passes of block='mlp' have a gate"
-    assert not residual_between or not (mlp or norm == "rms"), "no kernel has both"
-    given: Tensor | None
+    assert (gate is not None) == options.gated
     if isinstance(masks, KeptBits):
-        given, scale, locked = masks.bits, masks.scale, False
+        options = options._replace(scale=masks.scale)
+        masks = masks.bits
     else:
         assert masks is None or masks.shape[1] == 1, "masks of single labels are KeptBits"
-        given, scale, locked = masks, 1.0, True
-    options = _options(
-        activation,
-        dropout_at,
-        residual,
-        residual_between,
-        norm,
-        mlp,
-        drops=masks is not None,
-        locked=locked,
-        scale=scale,
-        gated=gate is not None,
-    )
     dtype = compute_dtype(embedding)
-    parameters = (*weights, *(biases or ()), *(() if gate is None else (gate,)))
+    parameters = (*weights, *biases, *(() if gate is None else (gate,)))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (embedding, *parameters))
     with torch.cuda.device_of(embedding):  # where Triton launches
         encoded = _function(embedding, dtype, options, len(weights)).apply(
-            embedding, given, dtype, options, len(weights), keep, *parameters
+            embedding, masks, dtype, options, len(weights), keep, *parameters
         )
     return followed_by_zeros(cast(Tensor, encoded))
 
@@ -256,33 +203,6 @@ def gains_by_overlap(embedding: Tensor, depth: int, options: Options) -> bool:
     """Whether encoding concurrently with an LSTM was measured to be faster."""
     function = _function(embedding, compute_dtype(embedding), options, depth)
     return len(embedding) <= MOST_OVERLAPPED[function.__name__]
-
-
-def _options(
-    activation: str,
-    dropout_at: str,
-    residual: bool,
-    residual_between: bool,
-    norm: str,
-    mlp: bool,
-    *,
-    drops: bool,
-    locked: bool,
-    scale: float,
-    gated: bool,
-) -> Options:
-    return Options(
-        ACTIVATION_CODES[activation],
-        mask_in=drops and dropout_at == "input",
-        mask_out=drops and dropout_at == "output",
-        locked=locked or not drops,
-        scale=scale,
-        residual=residual,
-        between=residual_between,
-        norm=norm == "rms",
-        mlp=mlp,
-        gated=gated,
-    )
 
 
 def _function(

@@ -16,22 +16,21 @@ class Options(NamedTuple):
     mask_in: bool
     mask_out: bool
     locked: bool  # masks (L, 1, d); otherwise ``KeptBits``
-    scale: float  # of what bits keep; locked masks are scaled themselves
     residual: bool
-    between: bool
     norm: bool = False  # of what each map reads, by its root mean square
     mlp: bool = False  # maps have a second matrix
-    gated: bool = False  # the last map has a factor for each label, which is not learned
+    gated: bool = False  # the last map has a factor for each label; with ``mlp``, not learned
+    scale: float = 1.0  # of what bits keep; locked masks are scaled themselves
 
 
 def drops_columns(options: Options) -> bool:
     """Whether the masks drop whole columns of the labels, so that none of them need be computed.
 
-    Not with residuals between maps or with a norm: what one map does not read is still part of the
-    result, or of the norm.
+    Not with a norm: what a map does not read is still part of that. Nor have those kernels maps
+    without residuals or with a second matrix.
     """
-    whole = options.between or options.norm or options.mlp
-    return options.mask_in and options.locked and not whole
+    plain = options.residual and not (options.norm or options.mlp)
+    return options.mask_in and options.locked and plain
 
 
 DRAWS = 2**16
@@ -46,18 +45,11 @@ class KeptBits(NamedTuple):
     """
 
     bits: Tensor  # (depth, V, ceil(d / 8)), uint8
-    width: int  # d
     dropped: int  # of DRAWS random numbers
 
     @property
     def scale(self) -> float:
         return DRAWS / (DRAWS - self.dropped)
-
-    def masks(self) -> Tensor:  # (depth, V, d), float32
-        """The same as float masks, for the reference."""
-        shifts = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
-        kept = (self.bits[..., None] >> shifts & 1).flatten(2)[..., : self.width]
-        return kept.float() * self.scale
 
 
 def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
@@ -68,4 +60,4 @@ def draw_kept_bits(embedding: Tensor, depth: int, dropout: float) -> KeptBits:
     seed = torch.randint(2**62, (1,), device=embedding.device)
     V, d = embedding.shape
     dropped = min(round(dropout * DRAWS), DRAWS - 1)  # below 1: something is kept
-    return KeptBits(draw(V, d, depth, dropped, seed), d, dropped)
+    return KeptBits(draw(V, d, depth, dropped, seed), dropped)

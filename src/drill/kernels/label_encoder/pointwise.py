@@ -44,10 +44,9 @@ def _forward_map(
     E,  # (V, d)
     mask_out,  # of this map, see ``mask_at``
     mask_in,  # of the next map
-    before,  # (V, d) what this map read, without dropout, for BETWEEN
     gate,  # (V,) factors of the last map, for GATED
     X,  # (V, d') what the next map multiplies, and the columns of ones, written
-    Y,  # (V, d) the map's result without dropout, written where asked for
+    Y,  # (V, d) the result of the last map, written unless HAS_NEXT
     labels,
     width,
     X_stride,
@@ -57,9 +56,7 @@ def _forward_map(
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
     HAS_NEXT: tl.constexpr,
-    HAS_RESULT: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     LOCKED: tl.constexpr,
@@ -78,14 +75,10 @@ def _forward_map(
         y = activate(y, ACTIVATION)
         if HAS_OUT:
             y *= mask_at(mask_out, row, column, inside, width, scale, LOCKED)
-        if BETWEEN:
-            y += tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
         if GATED:
             y *= tl.load(gate + row, mask=row < labels, other=0.0)[:, None]
         if RESIDUAL:
             y += tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESULT:
-        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if HAS_NEXT:
         if NORM:
             y = tl.where(inside, y, 0.0)
@@ -98,6 +91,8 @@ def _forward_map(
             y.to(X.dtype.element_ty),
             mask=(row < labels)[:, None] & (column < X_stride)[None, :],
         )
+    else:
+        tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -107,7 +102,6 @@ def _backward_map(
     mask_out,  # of this map
     P,  # (V, d)
     E,  # (V, d), for NORM
-    G,  # (V, d) float32: gradient of the result above, becomes that of this one, for BETWEEN
     gate,  # (V,) factors of the last map, for GATED
     dP,  # (V, d) written
     labels,
@@ -118,7 +112,6 @@ def _backward_map(
     HAS_OUT: tl.constexpr,
     HAS_IN: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     LOCKED: tl.constexpr,
@@ -136,10 +129,6 @@ def _backward_map(
         x = tl.load(P + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_IN:
         g *= mask_at(mask_in, row, column, inside, width, scale, LOCKED)
-    if BETWEEN:
-        if not TOP:
-            g += tl.load(G + at, mask=inside, other=0.0)
-        tl.store(G + at, g, mask=inside)
     if NORM and not TOP:  # the next map has read y / rms(y)
         y = activate(x, ACTIVATION)
         if HAS_OUT:
@@ -171,7 +160,6 @@ def _embedding_gradient(
     DEPTH: tl.constexpr,
     HAS_IN: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    BETWEEN: tl.constexpr,
     NORM: tl.constexpr,
     LOCKED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -179,7 +167,7 @@ def _embedding_gradient(
 ):
     """Sum of what reaches E: through the first map and, with residuals, from every result.
 
-    The gradient of result i is dY, plus dX of the next map; with BETWEEN plus dX of all maps above.
+    The gradient of result i is dY, plus dX of the next map.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -188,8 +176,6 @@ def _embedding_gradient(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     if RESIDUAL:
         total = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)
-        if BETWEEN:
-            total *= DEPTH
     for layer in tl.static_range(DEPTH):
         if RESIDUAL or layer == 0:
             g = tl.load(dX + layer * tl.cast(plane, tl.int64) + at, mask=inside, other=0.0)
@@ -200,8 +186,6 @@ def _embedding_gradient(
             if NORM and layer == 0:
                 e = tl.load(E + at, mask=inside, other=0.0).to(tl.float32)
                 g = norm_gradient(g, e, width)
-            if BETWEEN and layer > 0:
-                g *= layer
             total += g
     tl.store(dE + at, total.to(dE.dtype.element_ty), mask=inside)
 
@@ -235,24 +219,20 @@ class PointwiseEncode(torch.autograd.Function):
         P = E.new_empty((planes, V, d), dtype=dtype)
         Y = E.new_empty((aligned(V, E.device.type), d), dtype=dtype)
         Y[V:] = 0
-        before = [torch.empty_like(E) for _ in range(2 if options.between else 0)]
         for i in range(-1, products if V else -1):
             each = _Pass(i, products, options)
             if i >= 0:
                 bias = b[each.map] if b is not None and each.first else None
                 _product(X[i % planes, :, :d], U[i], bias, out=P[i % planes])
-            # With residuals between maps the results alternate between two buffers.
-            result = Y if each.top else before[i % 2] if options.between and i >= 0 else None
             rows, columns, warps = _tile(d + EXTRA, each.norm_above)
             _forward_map[triton.cdiv(V, rows), triton.cdiv(d + EXTRA, columns)](
                 None if i < 0 else P[i % planes],
                 E,
                 _mask(masks, each.map, each.mask_out),
                 _mask(masks, each.map + 1, each.mask_above),
-                before[(i - 1) % 2] if options.between and i > 0 else None,
                 gate,
                 None if each.top else X[(i + 1) % planes],
-                result,
+                Y,
                 V,
                 d,
                 d + EXTRA,
@@ -262,9 +242,7 @@ class PointwiseEncode(torch.autograd.Function):
                 HAS_OUT=each.mask_out,
                 HAS_IN=each.mask_above,
                 HAS_NEXT=not each.top,
-                HAS_RESULT=result is not None,
                 RESIDUAL=options.residual and each.last,
-                BETWEEN=options.between and i > 0,
                 GATED=options.gated and each.top,
                 NORM=each.norm_above,
                 LOCKED=options.locked,
@@ -288,7 +266,6 @@ class PointwiseEncode(torch.autograd.Function):
         dY = grad.contiguous()
         dP, dX = torch.empty_like(P), torch.empty_like(P)
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
-        G = dY.new_empty((V, d), dtype=torch.float32) if options.between else None
         for i in reversed(range(products if V else 0)):
             each = _Pass(i, products, options)
             rows, columns, warps = _tile(d, each.norm_above)
@@ -298,7 +275,6 @@ class PointwiseEncode(torch.autograd.Function):
                 _mask(masks, each.map, each.mask_out),
                 P[i],
                 E,
-                G,
                 gate,
                 dP[i],
                 V,
@@ -309,7 +285,6 @@ class PointwiseEncode(torch.autograd.Function):
                 HAS_OUT=each.mask_out,
                 HAS_IN=each.mask_above,
                 RESIDUAL=options.residual,
-                BETWEEN=options.between,
                 GATED=options.gated and each.top,
                 NORM=each.norm_above,
                 LOCKED=options.locked,
@@ -334,7 +309,6 @@ class PointwiseEncode(torch.autograd.Function):
                 DEPTH=products // step,
                 HAS_IN=options.mask_in,
                 RESIDUAL=options.residual,
-                BETWEEN=options.between,
                 NORM=options.norm,
                 LOCKED=options.locked,
                 ROWS=rows,

@@ -1,13 +1,11 @@
 """Checks of the inputs of a loss: shapes, dtypes, devices and the range of the targets."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
 from drill.errors import require
 from drill.kernels.runtime.checks import require_type
-from drill.kernels.runtime.dispatch import C_COMPILER, TRITON_INSTALLED, autocast_on, must_not_wait
+from drill.kernels.runtime.dispatch import autocast_on, must_not_wait
 
 IGNORE_INDEX = -100
 """The target of tokens that have no loss, as in PyTorch."""
@@ -92,19 +90,22 @@ def check_range(
     """Raise IndexError unless every id is in [0, labels) or is ``ignore_index``."""
     if ids.numel() == 0 or must_not_wait(ids.device):
         return
-    lowest, highest = _extremes(ids, ignore_index)
+    ids = ids.long()
+    lowest, highest = torch.stack(torch.aminmax(ids)).tolist()
     if lowest >= 0 and highest < labels:
         return
-    ids = ids.long()
     outside = (ids < 0) | (ids >= labels)
     exempt, hints = "", ["map it to a label"]
     if ignore_index is not None:
         outside &= ids != ignore_index
         exempt = f" (ignore_index is {ignore_index})"
-    index = outside.nonzero()[0].tolist()  # not before: this waits for the device again
+    places = outside.nonzero()
+    if len(places) == 0:
+        return
+    index = places[0].tolist()
     wrong = int(ids[tuple(index)])
     if wrong >= labels:
-        hints.append(f"resize the layer to {highest + 1} labels")
+        hints.append(f"resize the layer to {int(ids[outside].max()) + 1} labels")
     elif ignore_index is not None:
         hints.append("name it as ignore_index")
     where = f" at {index}" if index else ""
@@ -112,16 +113,6 @@ def check_range(
         f"{name}: {what} hold {wrong}{where}, but the labels are 0 to {labels - 1}{exempt}; "
         f"{', or '.join(hints)}"
     )
-
-
-def _extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
-    if ids.is_cuda and TRITON_INSTALLED and C_COMPILER:
-        from drill.kernels.loss.passes_triton import extremes  # one launch instead of four
-
-        return extremes(ids, ignore_index)
-    ids = ids.long()
-    kept = ids if ignore_index is None else torch.where(ids == ignore_index, 0, ids)
-    return cast(list[int], torch.stack(torch.aminmax(kept)).tolist())
 
 
 def _check_device(

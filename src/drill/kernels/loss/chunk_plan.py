@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drill.kernels.runtime.padding import (
-    aligned,
-)
+from drill.kernels.loss.head import Head
+from drill.kernels.runtime.padding import aligned
 
 ROW_BYTES = 40
 """Bytes of a row besides its logits: targets, peaks, sums, losses and their gradients."""
@@ -53,33 +52,23 @@ class Chunk(NamedTuple):
         return flat[: self.size].view(-1, self.stride)[:, : self.right - self.left]
 
 
-class NllOptions(NamedTuple):
-    """The options of a call."""
-
-    ignore_index: int
-    smoothing: float
-    dtype: torch.dtype  # of the products
-    engine: str
-    memory: int
-
-
 class Plan(NamedTuple):
     chunks: list[Chunk]
     saved: int  # elements of the logits saved for backward
     by_label: list[Chunk] | None = None  # for the gradient of labels, where rows are in blocks
 
 
-def plan(hidden: Tensor, labels: int, settings: NllOptions, keep: bool) -> Plan:
+def plan(head: Head, keep: bool) -> Plan:
     """Cut (N, V) into chunks; without ``keep`` (nothing to differentiate) none is saved.
 
     ``memory`` is shared out: about half to the chunk at work, a quarter to float32 sums and copies
     of hidden (blocks of rows bound them), the rest to saved chunks.
     """
-    dtype, memory = settings.dtype, settings.memory
+    hidden, labels, (_, _, dtype, engine, memory) = head.hidden, head.labels, head.settings
     device = hidden.device.type
     rows, width = hidden.shape
     # Plain PyTorch makes float32 copies of a chunk as it works.
-    each = dtype.itemsize + (0 if settings.engine == "triton" else 12)
+    each = dtype.itemsize + (0 if engine == "triton" else 12)
     most = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
     most = max(1, min(most, memory // 2 // each))
     # Per element of hidden: float32 sums of its gradient; of hidden and weight: copies in the dtype
@@ -112,12 +101,12 @@ def plan(hidden: Tensor, labels: int, settings: NllOptions, keep: bool) -> Plan:
     return Plan(tiles, used, list(by_label))
 
 
-def max_saved_elements(hidden: Tensor, labels: int, settings: NllOptions, keep: bool) -> int:
+def max_saved_elements(head: Head, keep: bool) -> int:
     """An upper bound of the saved elements, as a formula that ``torch.compile`` can trace."""
     if not keep:
         return 0
-    everything = hidden.shape[0] * aligned(labels, hidden.device.type)
-    return torch.sym_min(everything, settings.memory // settings.dtype.itemsize)
+    everything = head.hidden.shape[0] * aligned(head.labels, head.hidden.device.type)
+    return torch.sym_min(everything, head.settings.memory // head.settings.dtype.itemsize)
 
 
 def _columns(labels: int, most: int) -> int:
@@ -131,14 +120,14 @@ def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iter
             yield Chunk(top, bottom, left, right, stride=aligned(right - left, device))
 
 
-def fits_in_one_chunk(hidden: Tensor, labels: int, settings: NllOptions) -> bool:
+def fits_in_one_chunk(head: Head) -> bool:
     """Whether all logits fit into memory as one saved chunk, which an engine changes in place."""
-    if settings.engine != "triton":
+    _, _, dtype, engine, memory = head.settings
+    if engine != "triton":
         return False
-    device, dtype = hidden.device.type, settings.dtype
-    rows, width = hidden.shape
-    padded = aligned(labels, device)
-    cast = dtype != hidden.dtype
-    copied = padded * width if cast or padded != labels else 0  # of the weight
+    rows, width = head.hidden.shape
+    padded = aligned(head.labels, head.hidden.device.type)
+    cast = dtype != head.hidden.dtype
+    copied = padded * width if cast or padded != head.labels else 0  # of the weight
     copied += rows * width if cast else 0  # of hidden
-    return (rows * padded + copied) * dtype.itemsize + ROW_BYTES * rows <= settings.memory
+    return (rows * padded + copied) * dtype.itemsize + ROW_BYTES * rows <= memory

@@ -21,36 +21,29 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.chunk_plan import Chunk, NllOptions, fits_in_one_chunk, plan
+from drill.kernels.loss.chunk_plan import Chunk, fits_in_one_chunk, plan
+from drill.kernels.loss.head import Gradients, Head, Wanted, new_gradients
 from drill.kernels.loss.passes import TorchEngine, empty_sums
 from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.loss.token_sweep import rows_at_once, swept_nll
 from drill.kernels.runtime.autograd import require_plain_backward
 
-_ROWS_FIRST = torch.contiguous_format
-
 _EXACT = 'impl="reference"'
 
 
 def forward_pass(
-    hidden: Tensor,  # (N, k)
-    weight: Tensor,  # (V, k)
-    bias: Tensor | None,  # (V,)
-    targets: Tensor,  # (N,)
-    settings: NllOptions,
+    head: Head,
     keep: bool,
     saved: Tensor | None = None,  # room for the saved logits, flat
 ) -> tuple[Tensor, Tensor, Tensor]:  # losses (N,), lse (N,), saved logits (flat)
-    ignore_index, smoothing, dtype, engine, _ = settings
-    passes = engine_named(engine)
-    labels = weight.shape[0]
-    if keep and fits_in_one_chunk(hidden, labels, settings):
-        return _whole_forward(hidden, weight, bias, targets, settings, saved)
-    exact = torch.promote_types(dtype, torch.float32)
-    tiles, saved_size, _ = plan(hidden, labels, settings, keep)
+    if keep and fits_in_one_chunk(head):
+        return _whole_forward(head, saved)
+    hidden, weight, bias, targets, settings = head
+    passes, dtype = engine_named(settings.engine), settings.dtype
+    tiles, saved_size, _ = plan(head, keep)
     if saved is None:
         saved = hidden.new_empty(saved_size, dtype=dtype)
-    sums = empty_sums(hidden, exact, smoothing)
+    sums = empty_sums(hidden, head.exact, settings.smoothing)
     spare: Tensor | None = None
     for tile in tiles:
         if tile.saved:
@@ -64,59 +57,50 @@ def forward_pass(
         )
         first = tile.left == 0
         passes.reduce(logits, part, targets[tile.rows], tile.left, sums.rows(tile.rows), first)
-    losses, lse = passes.finish(sums, targets, ignore_index, smoothing, labels)
+    losses, lse = passes.finish(sums, targets, settings, head.labels)
     return losses, lse, saved
 
 
 def backward_pass(
+    head: Head,
     scale: Tensor,  # (N,), gradient of each token's loss
-    hidden: Tensor,  # (N, k)
-    weight: Tensor,  # (V, k)
-    bias: Tensor | None,  # (V,)
-    targets: Tensor,  # (N,)
     lse: Tensor,  # (N,)
     saved: Tensor | None,  # flat; overwritten; None: compute all logits again
-    settings: NllOptions,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    inputs = (scale, hidden, weight, bias, targets, lse)
-    if fits_in_one_chunk(hidden, weight.shape[0], settings):
-        return _whole_backward(*inputs, saved, settings, wanted)
-    for_hidden, for_weight, for_bias = wanted
-    hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
-    weight_grad = torch.empty_like(weight, memory_format=_ROWS_FIRST) if for_weight else None
-    bias_grad = lse.new_zeros(weight.shape[0]) if for_bias else None
-    tiles, _, by_label = plan(hidden, weight.shape[0], settings, keep=True)
-    if by_label is None or weight.dtype == lse.dtype or not (for_weight or for_bias):
-        _sweep(tiles, inputs, saved, settings, hidden_grad, weight_grad, bias_grad)
+    wanted: Wanted,
+) -> Gradients:
+    if fits_in_one_chunk(head):
+        return _whole_backward(head, scale, lse, saved, wanted)
+    dtype = head.weight.dtype
+    grads = new_gradients(head, wanted, head.labels, dtype)
+    tiles, _, by_label = plan(head, keep=True)
+    if by_label is None or dtype == lse.dtype or not any(wanted[1:]):
+        _sweep(tiles, head, scale, lse, saved, grads)
     else:
         # Sums over blocks of rows would need a float32 copy of weight's whole gradient, so the
         # labels get a sweep of their own, in chunks that hold all rows.
-        if hidden_grad is not None:
-            _sweep(tiles, inputs, saved, settings, hidden_grad, None, None)
-        _sweep(by_label, inputs, None, settings, None, weight_grad, bias_grad)
-    if bias_grad is not None and bias is not None:
-        bias_grad = bias_grad.to(bias.dtype)
-    return hidden_grad, weight_grad, bias_grad
+        if grads.hidden is not None:
+            _sweep(tiles, head, scale, lse, saved, Gradients(grads.hidden, None, None))
+        _sweep(by_label, head, scale, lse, None, grads._replace(hidden=None))
+    return grads.finished(head)
 
 
 def _sweep(
     tiles: list[Chunk],
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor],
+    head: Head,
+    scale: Tensor,
+    lse: Tensor,
     saved: Tensor | None,
-    settings: NllOptions,
-    hidden_grad: Tensor | None,  # (N, k), written
-    weight_grad: Tensor | None,  # (V, k), written
-    bias_grad: Tensor | None,  # (V,), added to
+    grads: Gradients,  # written; that of the bias is added to
 ) -> None:
     """Differentiate every chunk and feed it to the gradients that are asked for."""
-    scale, hidden, weight, bias, targets, lse = inputs
-    ignore_index, smoothing, dtype, engine, _ = settings
-    passes = engine_named(engine)
-    to_hidden, to_weight = _Sum(hidden_grad, lse.dtype), _Sum(weight_grad, lse.dtype)
+    hidden, weight, bias, targets, settings = head
+    passes, dtype, labels = engine_named(settings.engine), settings.dtype, head.labels
+    to_hidden, to_weight = _Sum(grads.hidden, lse.dtype), _Sum(grads.weight, lse.dtype)
+    for_bias = grads.bias is not None
     spare: Tensor | None = None
     for tile in tiles:
-        h, w = hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype)
+        rows, left = tile.rows, tile.left
+        h, w = hidden[rows].to(dtype), weight[tile.labels].to(dtype)
         part = None if bias is None else bias[tile.labels]
         if tile.saved and saved is not None:
             logits = tile.view(saved[tile.saved])
@@ -126,21 +110,12 @@ def _sweep(
             logits = tile.view(spare)
             part = _multiply(h, w, part, logits, passes)
         summed = passes.differentiate(
-            logits,
-            part,
-            targets[tile.rows],
-            tile.left,
-            lse[tile.rows],
-            scale[tile.rows],
-            ignore_index,
-            smoothing,
-            weight.shape[0],
-            summed=bias_grad is not None,
+            logits, part, targets[rows], left, lse[rows], scale[rows], settings, labels, for_bias
         )
-        if bias_grad is not None and summed is not None:
-            bias_grad[tile.labels] += summed
-        last_column, last_block = tile.right == weight.shape[0], tile.bottom == hidden.shape[0]
-        to_hidden.add(tile.rows, logits, w, first=tile.left == 0, last=last_column)
+        if grads.bias is not None and summed is not None:
+            grads.bias[tile.labels] += summed
+        last_column, last_block = tile.right == labels, tile.bottom == hidden.shape[0]
+        to_hidden.add(rows, logits, w, first=left == 0, last=last_column)
         to_weight.add(tile.labels, logits.t(), h, first=tile.top == 0, last=last_block)
 
 
@@ -149,7 +124,7 @@ def _takes_bias(logits: Tensor, passes: TorchEngine) -> bool:
 
     Not in half precision, where logits are rounded before the exact bias is added.
     """
-    return isinstance(passes, TorchEngine) and logits.dtype.itemsize >= 4
+    return type(passes) is TorchEngine and logits.dtype.itemsize >= 4
 
 
 def _multiply(
@@ -191,66 +166,36 @@ def _room(spare: Tensor | None, tile: Chunk, like: Tensor, dtype: torch.dtype) -
     return spare
 
 
-def _whole_forward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    settings: NllOptions,
-    saved: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _whole_forward(head: Head, saved: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """``forward_pass`` with one chunk, written out: at this size every microsecond shows."""
-    ignore_index, smoothing, dtype, engine, _ = settings
-    w = padded_weight(weight, dtype)
+    hidden, weight, bias, targets, settings = head
+    w = padded_weight(weight, settings.dtype)
     shape = hidden.shape[0], w.shape[0]
-    logits = hidden.new_empty(shape, dtype=dtype) if saved is None else saved.view(shape)
-    torch.mm(hidden.to(dtype), w.t(), out=logits)
-    losses, lse = engine_named(engine).whole(
-        logits[:, : weight.shape[0]], bias, targets, ignore_index, smoothing
-    )
+    logits = hidden.new_empty(shape, dtype=w.dtype) if saved is None else saved.view(shape)
+    torch.mm(hidden.to(w.dtype), w.t(), out=logits)
+    own = logits[:, : head.labels]
+    losses, lse = engine_named(settings.engine).whole(own, bias, targets, settings)
     return losses, lse, logits
 
 
 def _whole_backward(
-    scale: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    lse: Tensor,
-    saved: Tensor | None,
-    settings: NllOptions,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    head: Head, scale: Tensor, lse: Tensor, saved: Tensor | None, wanted: Wanted
+) -> Gradients:
     """``backward_pass`` with one chunk. The padding of the logits is 0 and stays so."""
-    ignore_index, smoothing, dtype, engine, _ = settings
-    for_hidden, for_weight, for_bias = wanted
-    labels = weight.shape[0]
-    h, w = hidden.to(dtype), padded_weight(weight, dtype)
+    hidden, weight, bias, targets, settings = head
+    w = padded_weight(weight, settings.dtype)
+    h = hidden.to(w.dtype)
     logits = torch.mm(h, w.t()) if saved is None else saved.view(h.shape[0], w.shape[0])
-    bias_grad = engine_named(engine).differentiate(
-        logits[:, :labels],
-        bias,
-        targets,
-        0,
-        lse,
-        scale,
-        ignore_index,
-        smoothing,
-        labels,
-        for_bias,
+    own, passes = logits[:, : head.labels], engine_named(settings.engine)
+    bias_grad = passes.differentiate(
+        own, bias, targets, 0, lse, scale, settings, head.labels, summed=wanted[2]
     )
-    hidden_grad = weight_grad = None
-    if for_hidden:
-        hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST)
-        add_product(hidden_grad, logits, w, add=False)
-    if for_weight:
-        weight_grad = weight.new_empty(w.shape)
-        add_product(weight_grad, logits.t(), h, add=False)
-        weight_grad = weight_grad[:labels]
-    if bias_grad is not None and bias is not None:
-        bias_grad = bias_grad.to(bias.dtype)
-    return hidden_grad, weight_grad, bias_grad
+    grads = new_gradients(head, (*wanted[:2], False), w.shape[0], weight.dtype)
+    if grads.hidden is not None:
+        add_product(grads.hidden, logits, w, add=False)
+    if grads.weight is not None:
+        add_product(grads.weight, logits.t(), h, add=False)
+    return grads._replace(bias=bias_grad).finished(head)
 
 
 def _spread(grad: Tensor, share: Tensor | None, targets: Tensor, exact: torch.dtype) -> Tensor:
@@ -261,21 +206,13 @@ def _spread(grad: Tensor, share: Tensor | None, targets: Tensor, exact: torch.dt
 
 class _NLL(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        reduction: str,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        settings: NllOptions,
-    ) -> Tensor:
-        losses, lse, saved = forward_pass(hidden, weight, bias, targets, settings, keep=True)
-        passes = engine_named(settings.engine)
-        loss, share = passes.gather(losses, targets, settings.ignore_index, reduction)
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, share)
-        ctx.saved = saved
-        ctx.settings = settings
+    def forward(ctx: Any, reduction: str, *given: Any) -> Tensor:  # a Head, one by one
+        head = Head(*given)
+        losses, lse, ctx.saved = forward_pass(head, keep=True)
+        passes = engine_named(head.settings.engine)
+        loss, share = passes.gather(losses, head.targets, head.settings, reduction)
+        ctx.save_for_backward(*head[:4], lse, share)
+        ctx.settings = head.settings
         return loss
 
     @staticmethod
@@ -283,33 +220,23 @@ class _NLL(torch.autograd.Function):
         require_plain_backward("nll", grad, _EXACT)
         saved, ctx.saved = ctx.saved, None  # overwritten now; a second backward computes them again
         hidden, weight, bias, targets, lse, share = ctx.saved_tensors
+        head = Head(hidden, weight, bias, targets, ctx.settings)
         scale = _spread(grad, share, targets, lse.dtype)
-        wanted = ctx.needs_input_grad[1:4]
-        grads = backward_pass(
-            scale, hidden, weight, bias, targets, lse, saved, ctx.settings, wanted
-        )
-        return None, *grads, None, None
+        return None, *backward_pass(head, scale, lse, saved, ctx.needs_input_grad[1:4]), None, None
 
 
-def chunked_nll(
-    reduction: str,
-    hidden: Tensor,  # (N, k)
-    weight: Tensor,  # (V, k)
-    bias: Tensor | None,  # (V,)
-    targets: Tensor,  # (N,)
-    settings: NllOptions,
-) -> Tensor:  # () or, with reduction "none", (N,)
+def chunked_nll(reduction: str, head: Head) -> Tensor:  # () or, with reduction "none", (N,)
     """The loss by the plan of this module, or by ``token_sweep`` where that serves."""
-    if not wants_gradients(hidden, weight, bias):
-        with torch.cuda.device_of(hidden):
-            losses, _, _ = forward_pass(hidden, weight, bias, targets, settings, keep=False)
-            passes = engine_named(settings.engine)
-            return passes.gather(losses, targets, settings.ignore_index, reduction)[0]
-    rows = rows_at_once(reduction, hidden, weight, settings)
-    with torch.cuda.device_of(hidden):  # where Triton launches
+    if not wants_gradients(*head[:3]):
+        with torch.cuda.device_of(head.hidden):
+            losses, _, _ = forward_pass(head, keep=False)
+            passes = engine_named(head.settings.engine)
+            return passes.gather(losses, head.targets, head.settings, reduction)[0]
+    rows = rows_at_once(reduction, head)
+    with torch.cuda.device_of(head.hidden):  # where Triton launches
         if rows > 0:
-            return swept_nll(reduction, hidden, weight, bias, targets, settings, rows)
-        return cast(Tensor, _NLL.apply(reduction, hidden, weight, bias, targets, settings))
+            return swept_nll(reduction, head, rows)
+        return cast(Tensor, _NLL.apply(reduction, *head))
 
 
 def wants_gradients(*tensors: Tensor | None) -> bool:

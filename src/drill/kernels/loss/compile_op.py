@@ -5,8 +5,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, library
 
-from drill.kernels.loss.chunk_plan import NllOptions, max_saved_elements
+from drill.kernels.loss.chunk_plan import max_saved_elements
 from drill.kernels.loss.chunked import backward_pass, forward_pass, wants_gradients
+from drill.kernels.loss.head import Head, NllOptions, Wanted
 
 
 @library.custom_op("drill::nll", mutates_args=())
@@ -23,20 +24,19 @@ def nll_op(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
-    saved = hidden.new_empty(
-        max_saved_elements(hidden, weight.shape[0], settings, keep), dtype=dtype
-    )
-    losses, lse, _ = forward_pass(hidden, weight, bias, targets, settings, keep, saved)
+    head = Head(hidden, weight, bias, targets, settings)
+    saved = hidden.new_empty(max_saved_elements(head, keep), dtype=dtype)
+    losses, lse, _ = forward_pass(head, keep, saved)
     return losses, lse, saved
 
 
 @nll_op.register_fake
-def _(hidden, weight, bias, targets, ignore_index, smoothing, dtype, engine, memory, keep):  # type: ignore[no-untyped-def]
-    per_token = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(dtype, torch.float32))
+def _(hidden, weight, bias, targets, *settings):  # type: ignore[no-untyped-def]
+    head, keep = Head(hidden, weight, bias, targets, NllOptions(*settings[:-1])), settings[-1]
+    per_token = hidden.new_empty(hidden.shape[0], dtype=head.exact)
     # An upper bound: the plan must not be traced, or each number of tokens would be compiled again.
-    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
-    size = max_saved_elements(hidden, weight.shape[0], settings, keep)
-    return per_token, torch.empty_like(per_token), hidden.new_empty(size, dtype=dtype)
+    saved = hidden.new_empty(max_saved_elements(head, keep), dtype=head.settings.dtype)
+    return per_token, torch.empty_like(per_token), saved
 
 
 @library.custom_op("drill::nll_backward", mutates_args=())
@@ -56,9 +56,9 @@ def nll_backward_op(
     wanted: list[bool],
 ) -> list[Tensor]:
     settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
+    head = Head(hidden, weight, bias, targets, settings)
     own = saved.clone() if saved.numel() else None  # an operator must not write into its inputs
-    needs_grad = cast(tuple[bool, bool, bool], tuple(wanted))
-    grads = backward_pass(scale, hidden, weight, bias, targets, lse, own, settings, needs_grad)
+    grads = backward_pass(head, scale, lse, own, cast(Wanted, tuple(wanted)))
     return [grad for grad in grads if grad is not None]
 
 
@@ -94,9 +94,8 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 nll_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def compiled_nll(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: NllOptions
-) -> Tensor:
+def compiled_nll(head: Head) -> Tensor:
     """``chunked_nll`` with reduction "none", for use inside ``torch.compile``."""
-    keep = wants_gradients(hidden, weight, bias)
-    return cast(Tensor, nll_op(hidden, weight, bias, targets, *settings, keep)[0])
+    *tensors, settings = head
+    keep = wants_gradients(*head[:3])
+    return cast(Tensor, nll_op(*tensors, *settings, keep)[0])

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head, check_targets
-from drill.kernels.loss.chunk_plan import NllOptions
 from drill.kernels.loss.chunked import chunked_nll
 from drill.kernels.loss.compile_op import compiled_nll
+from drill.kernels.loss.head import Head, NllOptions
 from drill.kernels.runtime.checks import is_integer, is_number, one_of
 from drill.kernels.runtime.dispatch import (
     Choice,
@@ -102,11 +102,11 @@ def nll(
         losses = _reference(rows, weight, flat, bias, ignore_index, label_smoothing)
         return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
     settings = NllOptions(ignore_index, label_smoothing, dtype, impl, memory)
-    bias = None if bias is None else bias.contiguous()
+    head = Head(rows, weight, None if bias is None else bias.contiguous(), flat, settings)
     if torch.compiler.is_compiling():
-        losses = compiled_nll(rows, weight, bias, flat, settings)
+        losses = compiled_nll(head)
         return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
-    loss = chunked_nll(reduction, rows, weight, bias, flat, settings)
+    loss = chunked_nll(reduction, head)
     return loss.view(targets.shape) if reduction == "none" else loss
 
 

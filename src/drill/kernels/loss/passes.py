@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from drill.kernels.loss.head import NllOptions
+
 
 class Sums(NamedTuple):
     """Running sums over each token's row of logits, all (N,) in the exact dtype."""
@@ -72,38 +74,34 @@ class TorchEngine:
         peak.copy_(higher)
 
     def finish(
-        self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
+        self, sums: Sums, targets: Tensor, settings: NllOptions, labels: int
     ) -> tuple[Tensor, Tensor]:
         """Losses (N,), 0 where ignored, and log-sum-exp (N,)."""
+        smoothing = settings.smoothing
         lse = sums.mass.log().add_(sums.peak)
         losses = lse - sums.hit
         if sums.total is not None:
             losses = (1 - smoothing) * losses + smoothing * (lse - sums.total / labels)
-        return torch.where(targets == ignore_index, 0, losses), lse
+        return torch.where(targets == settings.ignore_index, 0, losses), lse
 
     def whole(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        ignore_index: int,
-        smoothing: float,
+        self, logits: Tensor, bias: Tensor | None, targets: Tensor, settings: NllOptions
     ) -> tuple[Tensor, Tensor]:
         """``reduce`` and ``finish`` of a chunk with all labels."""
         exact = torch.promote_types(logits.dtype, torch.float32)
-        sums = empty_sums(logits, exact, smoothing)
+        sums = empty_sums(logits, exact, settings.smoothing)
         self.reduce(logits, bias, targets, 0, sums, first=True)
-        return self.finish(sums, targets, ignore_index, smoothing, logits.shape[1])
+        return self.finish(sums, targets, settings, logits.shape[1])
 
     def gather(
-        self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
+        self, losses: Tensor, targets: Tensor, settings: NllOptions, reduction: str
     ) -> tuple[Tensor, Tensor | None]:
         """The reduced loss and, for the mean, the weight of each token that is not ignored."""
         if reduction == "none":
             return losses, None
         if reduction == "sum":
             return losses.sum(), None
-        share = (targets != ignore_index).sum().clamp(min=1).to(losses.dtype).reciprocal()
+        share = (targets != settings.ignore_index).sum().clamp(min=1).to(losses.dtype).reciprocal()
         return losses.sum() * share, share
 
     def differentiate(
@@ -114,12 +112,12 @@ class TorchEngine:
         left: int,
         lse: Tensor,  # (R,)
         scale: Tensor,  # (R,) gradient of each token's loss, stride 0 or 1
-        ignore_index: int,
-        smoothing: float,
+        settings: NllOptions,
         labels: int,
         summed: bool,
     ) -> Tensor | None:  # (C,) sum over rows, if asked for
         """(softmax - (1 - smoothing) onehot - smoothing / V) * scale, in place; 0 where ignored."""
+        smoothing = settings.smoothing
         wide = logits.to(lse.dtype)  # the same tensor when it is wide already
         if bias is not None:
             wide = wide.add_(bias) if wide is logits else wide + bias
@@ -128,7 +126,7 @@ class TorchEngine:
             wide.sub_(smoothing / labels)
         column, inside = target_column(targets, left, logits.shape[1])
         wide.scatter_add_(1, column[:, None], inside[:, None].to(wide.dtype) * (smoothing - 1))
-        wide.mul_(torch.where(targets == ignore_index, 0, scale)[:, None])
+        wide.mul_(torch.where(targets == settings.ignore_index, 0, scale)[:, None])
         if wide is not logits:
             logits.copy_(wide)
         return wide.sum(0) if summed else None

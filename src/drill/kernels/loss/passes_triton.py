@@ -6,14 +6,13 @@ make loads and stores two bytes wide. What lies in the padding never counts.
 Imported only when asked for, so that the package needs no Triton.
 """
 
-from typing import cast
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.loss.passes import Sums
+from drill.kernels.loss.head import NllOptions
+from drill.kernels.loss.passes import Sums, TorchEngine
 
 _REDUCE_ROWS, _REDUCE_BLOCK = 4, 8192
 _ROWS, _COLUMNS = 4, 1024
@@ -100,35 +99,6 @@ def _reduce(
 
 
 @triton.jit
-def _finish(
-    peak,
-    mass,
-    hit,
-    total,
-    targets,
-    losses,  # (N,), written
-    lse,  # (N,), written
-    rows,
-    ignore_index,
-    uniform,  # smoothing / V
-    smoothing,
-    HAS_TOTAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < rows
-    z = tl.log(tl.load(mass + row, mask=inside, other=1.0))
-    z += tl.load(peak + row, mask=inside, other=0.0)
-    loss = z - tl.load(hit + row, mask=inside, other=0.0)
-    if HAS_TOTAL:
-        spread = smoothing * z - uniform * tl.load(total + row, mask=inside, other=0.0)
-        loss = (1.0 - smoothing) * loss + spread
-    ignored = tl.load(targets + row, mask=inside, other=0) == ignore_index
-    tl.store(losses + row, tl.where(ignored, 0.0, loss), mask=inside)
-    tl.store(lse + row, z, mask=inside)
-
-
-@triton.jit
 def _average(
     losses,  # (N,)
     targets,  # (N,)
@@ -149,38 +119,6 @@ def _average(
     share = 1.0 / tl.maximum(tl.sum(counted, 0), 1).to(tl.float32)
     tl.store(out, tl.sum(summed, 0) * share)
     tl.store(out + 1, share)
-
-
-@triton.jit
-def _extremes(ids, out, count, ignore_index, HAS_IGNORE: tl.constexpr, BLOCK: tl.constexpr):
-    low = tl.zeros((BLOCK,), tl.int64)
-    high = tl.zeros((BLOCK,), tl.int64)
-    for start in range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(ids + at, mask=at < count, other=0).to(tl.int64)
-        if HAS_IGNORE:
-            x = tl.where(x == ignore_index, 0, x)
-        low = tl.minimum(low, x)
-        high = tl.maximum(high, x)
-    tl.store(out, tl.min(low, 0))
-    tl.store(out + 1, tl.max(high, 0))
-
-
-def extremes(ids: Tensor, ignore_index: int | None) -> list[int]:
-    """Lowest and highest id, both as if 0 were among them; waits for the device."""
-    flat = ids.reshape(-1)
-    out = torch.empty(2, dtype=torch.int64, device=ids.device)
-    with torch.cuda.device_of(flat):  # where Triton launches
-        _extremes[(1,)](
-            flat,
-            out,
-            flat.numel(),
-            0 if ignore_index is None else ignore_index,
-            HAS_IGNORE=ignore_index is not None,
-            BLOCK=1024,
-            num_warps=8,
-        )
-    return cast(list[int], out.tolist())
 
 
 @triton.jit
@@ -235,7 +173,7 @@ def _differentiate(
         tl.store(at, tl.sum(summed, 0), mask=inside)
 
 
-class TritonEngine:
+class TritonEngine(TorchEngine):
     """The passes as Triton kernels, one launch each."""
 
     def reduce(
@@ -250,13 +188,9 @@ class TritonEngine:
         self._reduce(logits, bias, targets, (*sums, None), left, 0, 0.0, whole=False, first=first)
 
     def whole(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        ignore_index: int,
-        smoothing: float,
+        self, logits: Tensor, bias: Tensor | None, targets: Tensor, settings: NllOptions
     ) -> tuple[Tensor, Tensor]:
+        ignore_index, smoothing = settings.ignore_index, settings.smoothing
         # Not two halves of one tensor: what an operator returns must share no memory.
         losses, lse = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
         # With smoothing the kernel keeps its sum of logits, but stores none.
@@ -302,38 +236,16 @@ class TritonEngine:
             num_warps=8,
         )
 
-    def finish(
-        self, sums: Sums, targets: Tensor, ignore_index: int, smoothing: float, labels: int
-    ) -> tuple[Tensor, Tensor]:
-        losses, lse = torch.empty_like(sums.peak), torch.empty_like(sums.peak)
-        rows = targets.shape[0]
-        if rows:
-            _finish[(triton.cdiv(rows, 256),)](
-                *sums,
-                targets,
-                losses,
-                lse,
-                rows,
-                ignore_index,
-                smoothing / labels,
-                smoothing,
-                HAS_TOTAL=sums.total is not None,
-                BLOCK=256,
-                num_warps=4,
-            )
-        return losses, lse
-
     def gather(
-        self, losses: Tensor, targets: Tensor, ignore_index: int, reduction: str
+        self, losses: Tensor, targets: Tensor, settings: NllOptions, reduction: str
     ) -> tuple[Tensor, Tensor | None]:
         if reduction == "none":
             return losses, None
         if reduction == "sum":
             return losses.sum(), None
         out = losses.new_empty(2)
-        _average[(1,)](
-            losses, targets, out, targets.shape[0], ignore_index, BLOCK=1024, num_warps=8
-        )
+        rows, ignore_index = targets.shape[0], settings.ignore_index
+        _average[(1,)](losses, targets, out, rows, ignore_index, BLOCK=1024, num_warps=8)
         return out[0], out[1]
 
     def differentiate(
@@ -344,8 +256,7 @@ class TritonEngine:
         left: int,
         lse: Tensor,
         scale: Tensor,
-        ignore_index: int,
-        smoothing: float,
+        settings: NllOptions,
         labels: int,
         summed: bool,
     ) -> Tensor | None:
@@ -369,9 +280,9 @@ class TritonEngine:
             columns,
             logits.stride(0),
             left,
-            ignore_index,
-            smoothing / labels,
-            1.0 - smoothing,
+            settings.ignore_index,
+            settings.smoothing / labels,
+            1.0 - settings.smoothing,
             rows_per_split,
             scale.stride(0),
             HAS_BIAS=bias is not None,

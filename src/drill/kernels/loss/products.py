@@ -1,7 +1,5 @@
 """Matrix products of the loss, and the passes between them by name."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ def engine_named(name: str) -> TorchEngine:
     if name == "triton":
         from drill.kernels.loss.passes_triton import TritonEngine
 
-        return cast(TorchEngine, TritonEngine())
+        return TritonEngine()
     return TorchEngine()
 
 

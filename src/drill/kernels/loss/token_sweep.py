@@ -18,12 +18,13 @@ Shapes: N tokens, V labels, k width; R rows of a block.
 """
 
 import logging
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, NllOptions, fits_in_one_chunk
+from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, fits_in_one_chunk
+from drill.kernels.loss.head import Gradients, Head, NllOptions, Wanted, new_gradients
 from drill.kernels.loss.passes import target_column
 from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.runtime.autograd import require_plain_backward
@@ -36,30 +37,29 @@ BLOCK_ELEMENTS = 2**21
 FEWEST_ROWS = 64
 """With fewer tokens each product of a CPU would read all labels for little work."""
 
-_ROWS_FIRST = torch.contiguous_format
 
-
-def rows_at_once(reduction: str, hidden: Tensor, weight: Tensor, settings: NllOptions) -> int:
+def rows_at_once(reduction: str, head: Head) -> int:
     """Tokens of a block; 0 if one sweep over the tokens cannot compute this loss."""
-    tokens = hidden.shape[0]
-    missing = _why_not(reduction, hidden, weight, settings)
+    tokens = head.hidden.shape[0]
+    missing = _why_not(reduction, head)
     if missing is None:
-        on_cpu = hidden.device.type == "cpu"
-        room = (_cpu_room if on_cpu else _gpu_room)(hidden, weight, settings)
+        on_cpu = head.hidden.device.type == "cpu"
+        room = _cpu_room(head) if on_cpu else _gpu_room(head)
         fewest = FEWEST_ROWS if on_cpu else MIN_BLOCK
-        most = max(fewest, BLOCK_ELEMENTS // weight.shape[0]) if on_cpu else tokens
+        most = max(fewest, BLOCK_ELEMENTS // head.labels) if on_cpu else tokens
         rows = min(tokens, room, most)
         if rows >= min(tokens, fewest):
             if not on_cpu:  # blocks of one size
                 rows = -(-tokens // -(-tokens // rows))
             logger.debug("nll: one sweep, %d of %d tokens at once", rows, tokens)
             return rows
-        missing = f"{settings.memory} bytes hold the logits of {max(0, room)} tokens"
+        missing = f"{head.settings.memory} bytes hold the logits of {max(0, room)} tokens"
     logger.debug("nll: labels in chunks (%s)", missing)
     return 0
 
 
-def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: NllOptions) -> str | None:
+def _why_not(reduction: str, head: Head) -> str | None:
+    hidden, settings = head.hidden, head.settings
     if hidden.shape[0] == 0:
         return "no tokens"
     if reduction == "none":
@@ -67,85 +67,63 @@ def _why_not(reduction: str, hidden: Tensor, weight: Tensor, settings: NllOption
     if hidden.device.type == "cpu":
         if settings.engine != "chunked":
             return "Triton's kernels are for a GPU"
-        if settings.dtype.itemsize < 4 or not settings.dtype == hidden.dtype == weight.dtype:
+        if settings.dtype.itemsize < 4 or not settings.dtype == hidden.dtype == head.weight.dtype:
             return "products in half precision need extra sums in float32"
         return None
     if settings.dtype == torch.float16:
         return "gradients in float16 vanish unless backward scales them"
-    if fits_in_one_chunk(hidden, weight.shape[0], settings):
+    if fits_in_one_chunk(head):
         return "all logits fit"
     return None
 
 
-def _cpu_room(hidden: Tensor, weight: Tensor, settings: NllOptions) -> int:
+def _cpu_room(head: Head) -> int:
     """Rows that fit: besides its logits, each has a copy of its hidden state."""
-    each = sum(weight.shape) * settings.dtype.itemsize
-    return (settings.memory - ROW_BYTES * hidden.shape[0]) // each
+    each = sum(head.weight.shape) * head.settings.dtype.itemsize
+    return (head.settings.memory - ROW_BYTES * head.hidden.shape[0]) // each
 
 
-def _gpu_room(hidden: Tensor, weight: Tensor, settings: NllOptions) -> int:
+def _gpu_room(head: Head) -> int:
     """Rows that fit next to the labels in the dtype of the products and float32 sums for them."""
-    dtype, size = settings.dtype, settings.dtype.itemsize
-    (labels, width), padded = weight.shape, aligned(weight.shape[0], weight.device.type)
+    hidden, weight, _, _, (_, _, dtype, engine, memory) = head
+    size, (labels, width) = dtype.itemsize, weight.shape
+    padded = aligned(labels, weight.device.type)
     once = ROW_BYTES * hidden.shape[0]
     once += padded * width * size if dtype != weight.dtype or padded != labels else 0
     once += padded * width * 4 if weight.dtype.itemsize < 4 else 0
-    copies = 0 if settings.engine == "triton" else 12  # plain PyTorch's, in float32
+    copies = 0 if engine == "triton" else 12  # plain PyTorch's, in float32
     each = padded * (size + copies) + width * (size if dtype != hidden.dtype else 0)
-    return (settings.memory - once) // each
-
-
-class Swept(NamedTuple):
-    """The loss, and the gradients that were asked for."""
-
-    loss: Tensor  # ()
-    hidden: Tensor | None  # (N, k)
-    weight: Tensor | None  # (V, k)
-    bias: Tensor | None  # (V,)
+    return (memory - once) // each
 
 
 def _sweep(
-    reduction: str,
-    hidden: Tensor,  # (N, k)
-    weight: Tensor,  # (V, k)
-    bias: Tensor | None,  # (V,)
-    targets: Tensor,  # (N,)
-    settings: NllOptions,
-    rows: int,
-    wanted: tuple[bool, bool, bool],
-) -> Swept:
-    dtype, exact = settings.dtype, torch.promote_types(settings.dtype, torch.float32)
-    labels, w = weight.shape[0], padded_weight(weight, dtype)
+    reduction: str, head: Head, rows: int, wanted: Wanted
+) -> tuple[Tensor, Gradients]:  # (), and those that were asked for
+    hidden, weight, bias, targets, settings = head
+    labels, w = head.labels, padded_weight(weight, settings.dtype)
     counted = targets != settings.ignore_index
-    share = torch.ones((), dtype=exact, device=hidden.device)  # of a token in the loss
+    share = torch.ones((), dtype=head.exact, device=hidden.device)  # of a token in the loss
     if reduction == "mean":
         share /= counted.sum().clamp(min=1)
-    for_hidden, for_weight, for_bias = wanted
-    hidden_grad = torch.empty_like(hidden, memory_format=_ROWS_FIRST) if for_hidden else None
-    weight_grad = weight.new_empty(w.shape, dtype=exact) if for_weight else None
-    bias_grad = weight.new_zeros(labels, dtype=exact) if for_bias else None
-    losses = hidden.new_empty(targets.shape, dtype=exact)
+    grads = new_gradients(head, wanted, w.shape[0], head.exact)
+    losses = hidden.new_empty(targets.shape, dtype=head.exact)
     differentiate = _cpu_block if hidden.device.type == "cpu" else _gpu_block
-    block = hidden.new_empty(rows, w.shape[0], dtype=dtype)
+    block = hidden.new_empty(rows, w.shape[0], dtype=w.dtype)
     for top in range(0, hidden.shape[0], rows):
         here = slice(top, top + rows)
-        h = hidden[here].to(dtype)  # (R, k)
+        h = hidden[here].to(w.dtype)  # (R, k)
         logits = block[: len(h)]
         torch.mm(h, w.t(), out=logits)
         own = logits[:, :labels]
-        losses[here], factor = differentiate(own, bias, targets[here], share, settings, bias_grad)
-        if hidden_grad is not None:
-            add_product(hidden_grad[here], logits, w, add=False)
+        losses[here], factor = differentiate(own, bias, targets[here], share, settings, grads.bias)
+        if grads.hidden is not None:
+            add_product(grads.hidden[here], logits, w, add=False)
             if factor is not None:
-                hidden_grad[here] *= factor
-        if weight_grad is not None:
-            add_product(weight_grad, logits.t(), h if factor is None else h * factor, add=top > 0)
-    if weight_grad is not None:
-        weight_grad = weight_grad[:labels].to(weight.dtype)
-    if bias_grad is not None and bias is not None:
-        bias_grad = bias_grad.to(bias.dtype)
+                grads.hidden[here] *= factor
+        if grads.weight is not None:
+            add_product(grads.weight, logits.t(), h if factor is None else h * factor, add=top > 0)
     loss = torch.where(counted, losses * share, 0).sum()
-    return Swept(loss, hidden_grad, weight_grad, bias_grad)
+    return loss, grads.finished(head)
 
 
 def _gpu_block(
@@ -157,21 +135,10 @@ def _gpu_block(
     bias_grad: Tensor | None,  # (V,), added to
 ) -> tuple[Tensor, None]:
     """The losses (R,) and logits' gradients by the passes of ``chunked``."""
-    ignore_index, smoothing, _, engine, _ = settings
-    passes, (rows, labels) = engine_named(engine), logits.shape
-    losses, lse = passes.whole(logits, bias, targets, ignore_index, smoothing)
-    summed = passes.differentiate(
-        logits,
-        bias,
-        targets,
-        0,
-        lse,
-        share.expand(rows),
-        ignore_index,
-        smoothing,
-        labels,
-        bias_grad is not None,
-    )
+    passes, (rows, labels) = engine_named(settings.engine), logits.shape
+    losses, lse = passes.whole(logits, bias, targets, settings)
+    scale, for_bias = share.expand(rows), bias_grad is not None
+    summed = passes.differentiate(logits, bias, targets, 0, lse, scale, settings, labels, for_bias)
     if bias_grad is not None and summed is not None:
         bias_grad += summed
     return losses, None
@@ -209,20 +176,11 @@ def _cpu_block(
 
 class _OneSweep(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        reduction: str,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        settings: NllOptions,
-        rows: int,
-    ) -> Tensor:
-        ctx.how = (settings, rows, ctx.needs_input_grad[1:4])
-        loss, *ctx.made = _sweep(reduction, hidden, weight, bias, targets, *ctx.how)
-        ctx.save_for_backward(hidden, weight, bias, targets)
-        ctx.reduction = reduction
+    def forward(ctx: Any, reduction: str, rows: int, *given: Any) -> Tensor:  # a Head, one by one
+        head, wanted = Head(*given), ctx.needs_input_grad[2:5]
+        loss, ctx.made = _sweep(reduction, head, rows, wanted)
+        ctx.save_for_backward(*head[:4])
+        ctx.how = reduction, head.settings, rows, wanted
         return loss
 
     @staticmethod
@@ -230,21 +188,14 @@ class _OneSweep(torch.autograd.Function):
         require_plain_backward("nll", grad, 'impl="reference"')
         made, ctx.made = ctx.made, None  # returned now; a second backward computes them again
         if made is None:
-            _, *made = _sweep(ctx.reduction, *ctx.saved_tensors, *ctx.how)
+            hidden, weight, bias, targets = ctx.saved_tensors
+            reduction, settings, *rest = ctx.how
+            _, made = _sweep(reduction, Head(hidden, weight, bias, targets, settings), *rest)
         if grad.is_cuda or grad.item() != 1.0:  # a GPU multiplies sooner than it answers
             made = [None if each is None else each.mul_(grad) for each in made]
-        return None, *made, None, None, None
+        return None, None, *made, None, None
 
 
-def swept_nll(
-    reduction: str,
-    hidden: Tensor,  # (N, k)
-    weight: Tensor,  # (V, k)
-    bias: Tensor | None,  # (V,)
-    targets: Tensor,  # (N,)
-    settings: NllOptions,
-    rows: int,
-) -> Tensor:  # ()
+def swept_nll(reduction: str, head: Head, rows: int) -> Tensor:  # ()
     """The loss by the sweep of this module, ``rows_at_once`` being its rows."""
-    made = _OneSweep.apply(reduction, hidden, weight, bias, targets, settings, rows)
-    return cast(Tensor, made)
+    return cast(Tensor, _OneSweep.apply(reduction, rows, *head))

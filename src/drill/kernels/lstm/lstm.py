@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.errors import invalid, require
-from drill.kernels.lstm.persistent import recurrence as lstm_persistent
+from drill.kernels.lstm.persistent.recurrence import unsupported_reason
 from drill.kernels.lstm.persistent.stack import persistent_layers
 from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime.checks import one_of
@@ -29,9 +29,6 @@ from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries, masked
 
 Implementation = Literal["auto", "reference", "cudnn", "persistent", "graph"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "reference", "cudnn", "persistent", "graph")
-
-LARGEST_PERSISTENT_BATCH = 80
-"""``auto`` takes ``graph`` beyond: more sequences are two launches, one after the other."""
 
 
 def lstm(
@@ -68,9 +65,23 @@ def lstm(
     _check_shares("lstm", drop=drop)
     plain = mask is None and not cap_input_gate
     chosen = _logged_choice(impl, x, weights, plain)
+    return _layer(chosen, x, h, c, weights, drop, mask, cap_input_gate, keep_padding)
+
+
+def _layer(
+    chosen: str,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Weights,
+    drop: float,
+    mask: Tensor | None,
+    cap_input_gate: bool,
+    keep_padding: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     if chosen == "persistent":
-        output, [(h, c)] = _persistent(x, [(h, c)], [weights], drop, 0.0, keep_padding)
-        return output, h, c
+        output, [(h, c)] = persistent_layers(x, [(h, c)], [weights], drop)
+        return output if keep_padding else _narrowed(output, h.shape[2]), h, c
     if chosen == "graph":
         return _stepwise(x, h, c, weights, drop, mask, cap_input_gate, keep_padding)
     weights = weights._replace(w_hh=drop_entries(weights.w_hh, drop))
@@ -97,16 +108,16 @@ def lstm_stack(
     """
     _check_stack(x.shape, states, weights)
     _check_shares("lstm_stack", drop=drop, between=between)
-    if len(weights) > 1 and all(choose(impl, x, w.w_hh)[0] == "persistent" for w in weights):
-        for each in weights:
-            _logged_choice(impl, x, each)
-        return _persistent(x, states, weights, drop, between, keep_padding=False)
+    chosen = [_logged_choice(impl, x, each) for each in weights]
+    if all(each == "persistent" for each in chosen):
+        output, ends = persistent_layers(x, states, weights, drop, between)
+        return _narrowed(output, weights[-1].w_hh.shape[1]), ends
     ends = []
     for i, ((h, c), each) in enumerate(zip(states, weights, strict=True)):
         if i > 0 and between > 0.0:
             x = masked(x, draw_mask((1, *x.shape[1:]), between, x))
         inner = i + 1 < len(weights)
-        x, h, c = lstm(x, h, c, each, impl, drop=drop, keep_padding=inner)
+        x, h, c = _layer(chosen[i], x, h, c, each, drop, None, False, keep_padding=inner)
         ends.append((h, c))
     return x, ends
 
@@ -127,7 +138,7 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) ->
     if impl in ("reference", "cudnn"):
         return impl, "asked for"
     if impl != "auto":
-        obstacle = _unavailable(impl, x.device, w_hh)
+        obstacle = _unavailable(impl, x, w_hh)
         if obstacle is not None:
             raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
         return impl, "asked for"
@@ -139,13 +150,11 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) ->
         half = torch.get_autocast_dtype(x.device.type) == torch.bfloat16
     if not half:
         return slow, "products are not in bfloat16"
-    obstacle = _unavailable("persistent", x.device, w_hh) if plain else special
-    if obstacle is None and x.shape[1] > LARGEST_PERSISTENT_BATCH:
-        obstacle = f"a batch of {x.shape[1]} is over {LARGEST_PERSISTENT_BATCH}"
+    obstacle = _unavailable("persistent", x, w_hh) if plain else special
     if obstacle is None:
         return "persistent", "products are in bfloat16 and the device allows it"
     obstacle = f"not persistent: {obstacle}"
-    missing = _unavailable("graph", x.device, w_hh)
+    missing = _unavailable("graph", x, w_hh)
     return (slow, f"{obstacle}; nor graph: {missing}") if missing else ("graph", obstacle)
 
 
@@ -154,10 +163,11 @@ def in_words(chosen: str, device: torch.device) -> str:
     return "PyTorch's own" if chosen == "cudnn" and device.type != "cuda" else chosen
 
 
-def _unavailable(impl: str, device: torch.device, w_hh: Tensor) -> str | None:
+def _unavailable(impl: str, x: Tensor, w_hh: Tensor) -> str | None:
     """Why ``impl`` does not run on this device; None where it does."""
+    device = x.device
     if impl == "persistent":
-        obstacle = lstm_persistent.unsupported_reason(device, w_hh.shape[1])
+        obstacle = unsupported_reason(device, w_hh.shape[1], batch=x.shape[1])
         return obstacle or triton_missing(device, torch.bfloat16)
     if device.type == "cuda" and torch.version.hip:
         return "it needs an NVIDIA GPU"
@@ -186,41 +196,21 @@ def _check_stack(
 ) -> None:
     """Each layer must read all units of the one below."""
     if not weights or len(states) != len(weights):
-        raise ValueError(
-            f"lstm_stack: {len(weights)} weights and {len(states)} states; give at least one "
-            "layer, and h and c of each"
-        )
+        expected = f"of at least one layer, as many as states ({len(states)})"
+        raise invalid("lstm_stack", "weights", expected, len(weights))
     for number, ((h, c), each) in enumerate(zip(states, weights, strict=True), 1):
         _check_shapes(x, h, c, each)
-        if x[2] != each.w_ih.shape[1]:
-            below = f"layer {number - 1} gives" if number > 1 else "x has"
-            raise ValueError(
-                f"lstm_stack: layer {number} reads {each.w_ih.shape[1]} units a step, but {below} "
-                f"{x[2]}; give it a W_ih of shape {(len(each.w_ih), x[2])}"
-            )
+        shape = tuple(each.w_ih.shape)
+        if shape[1] != x[2]:
+            below = f"layer {number - 1}" if number > 1 else "x"
+            expected = f"of shape {(shape[0], x[2])}, as wide as {below}"
+            raise invalid("lstm_stack", f"W_ih of layer {number}", expected, shape)
         x = torch.Size([*x[:2], each.w_hh.shape[1]])
 
 
 def _check_shares(whose: str, **shares: float) -> None:
     for name, share in shares.items():
         require(0.0 <= share < 1.0, whose, name, "a probability in [0, 1)", share)
-
-
-def _persistent(
-    x: Tensor,
-    states: Sequence[tuple[Tensor, ...]],
-    weights: Sequence[Weights],
-    drop: float,
-    between: float,
-    keep_padding: bool,
-) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    layers = zip(states, weights, strict=True)
-    flat = [tensor for (h, c), each in layers for tensor in (h[0], c[0], *each)]
-    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
-        output, *ends = persistent_layers(x.to(torch.bfloat16), drop, between, *flat)
-    pairs = zip(ends[::2], ends[1::2], strict=True)
-    width = output.shape[2] if keep_padding else weights[-1].w_hh.shape[1]
-    return _narrowed(output, width), [(h[None], c[None]) for h, c in pairs]
 
 
 def _stepwise(

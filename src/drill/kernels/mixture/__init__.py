@@ -2,5 +2,4 @@
 
 mixture_nll  the function: one sweep over the tokens; passes and passes_triton do its work
 exp_gemm     a matrix product that writes exponentials (Hopper GPUs), and passes around it
-masked_tanh  tanh(x) * mask in one pass each way
 """

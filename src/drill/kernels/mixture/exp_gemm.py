@@ -168,5 +168,4 @@ class Exponentials:
             clusters * CLUSTER,
             THREADS,
             [rows, self.packed, shifts, out, sums, rows.shape[0], out.shape[1], self.tiles],
-            cooperative=False,
         )

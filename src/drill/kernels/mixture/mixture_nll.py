@@ -14,9 +14,9 @@ target that is masked, by a bias of -inf, no expert has a share: the loss is inf
     dC = r P W,   dW = P^T (r C),   db = P^T r,   d log pi = -gamma
 
 Three products of N K x V x k, and one chunk of logits in memory at a time. The factors r
-are rows' own, so they go to the small operands. With m = sum exp(l - l') for the logits l and some
-l' near their maximum, P is exp(l - l') but for the target's place: what a pass can write on its way
-to the sum, so that it reads the logits once, or the product itself (``exp_gemm``).
+are rows' own, so they go to the small operands. Passes over logits leave m = 1. With m = sum
+exp(l - l') for the logits l and some l' near their maximum, P is exp(l - l') but for the target's
+place, which a product can write itself (``exp_gemm``).
 
 Where a sweep cannot serve, the losses of the experts are asked of ``nll`` one by one and mixed.
 
@@ -31,8 +31,9 @@ import torch
 from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head
-from drill.kernels.loss.chunk_plan import ROW_BYTES, NllOptions
+from drill.kernels.loss.chunk_plan import ROW_BYTES
 from drill.kernels.loss.chunked import wants_gradients
+from drill.kernels.loss.head import NllOptions
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
     Implementation,
@@ -171,7 +172,7 @@ def _passes(engine: str) -> TorchPasses:
     if engine == "triton":
         from drill.kernels.mixture.passes_triton import TritonPasses
 
-        return cast(TorchPasses, TritonPasses())
+        return TritonPasses()
     return TorchPasses()
 
 
@@ -325,7 +326,7 @@ class _OneSweep(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:5]
         swept = _sweep(log_prior, contexts, weight, bias, targets, settings, at_once, wanted)
         passes = engine_named(settings.engine)
-        loss, per_token = passes.gather(swept.losses, targets, settings.ignore_index, reduction)
+        loss, per_token = passes.gather(swept.losses, targets, settings, reduction)
         ctx.save_for_backward(per_token, *swept[1:])
         ctx.labels, ctx.width = weight.shape
         ctx.dtypes = [None if x is None else x.dtype for x in (log_prior, contexts, weight, bias)]

@@ -8,109 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from drill.kernels.mixture.passes import BEYOND_TF32
+from drill.kernels.loss.head import NllOptions
+from drill.kernels.loss.passes_triton import TritonEngine
+from drill.kernels.mixture.passes import BEYOND_TF32, TorchPasses
 
-BLOCK, WARPS = 2048, 4
-"""Of a row of logits. Whole rows would not stay in the caches, so a block is read once."""
-_HEADROOM = 20.0
-"""How far a logit may lie above the one that stands for the maximum: exp(20) times the number of
-labels is far from where float32 and bfloat16 end, and so is its inverse."""
 _ROWS, _COLUMNS = 4, 512
-
-
-@triton.jit
-def _errors(
-    logits,  # (R, padded); overwritten, the padding with 0
-    targets,  # (R / experts,)
-    losses,  # (R,), written
-    mass,  # (R,), written
-    labels,
-    padded,
-    experts,
-    HEADROOM: tl.constexpr,
-    NORMALISED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One row: e = exp(x - c) over it, its sum m, then e - m at the target's place.
-
-    c is the maximum of the blocks so far, give or take HEADROOM. Where a block rises above that,
-    what was written before is shrunk to the new measure; a row seldom has such a block beyond its
-    first. The digits of e are relative, so c costs none.
-
-    float16 has not the range of e. There NORMALISED reads a row twice for softmax - onehot itself,
-    whose mass is 1.
-    """
-    row = tl.program_id(0)
-    line = logits + row.to(tl.int64) * padded
-    label = tl.load(targets + row // experts)
-    known = (label >= 0) & (label < labels)
-    hit = tl.load(line + label, mask=known, other=float("nan")).to(tl.float32)
-    tl.debug_barrier()  # the target's logit is read before any thread overwrites it
-    lane = tl.arange(0, BLOCK)
-    c = tl.full((), -float("inf"), tl.float32)
-    s = tl.zeros((BLOCK,), tl.float32)
-    whole = labels // BLOCK * BLOCK
-    for start in range(0, whole, BLOCK):
-        at = line + start + lane
-        x = tl.load(at).to(tl.float32)
-        c, s = _raise(c, s, x, line, start, HEADROOM, NORMALISED, BLOCK)
-        e = tl.exp(x - _finite(c))
-        s += e
-        if not NORMALISED:
-            tl.store(at, e.to(logits.dtype.element_ty))
-    if whole < padded:
-        # Masked by the padded width only: a mask at a ragged column would make loads narrow.
-        column = whole + lane
-        x = tl.load(line + column, mask=column < padded, other=0.0).to(tl.float32)
-        x = tl.where(column < labels, x, -float("inf"))
-        c, s = _raise(c, s, x, line, whole, HEADROOM, NORMALISED, BLOCK)
-        e = tl.exp(x - _finite(c))
-        s += e
-        if not NORMALISED:
-            tl.store(line + column, e.to(logits.dtype.element_ty), mask=column < padded)
-    m = tl.sum(s, 0)
-    z = c + tl.log(m)
-    tl.store(losses + row, z - hit)
-    tl.debug_barrier()  # nothing that follows overtakes the stores above
-    if NORMALISED:
-        target = tl.where(known, label, -1).to(tl.int32)
-        for start in range(0, padded, BLOCK):
-            column = start + lane
-            x = tl.load(line + column, mask=column < padded, other=0.0).to(tl.float32)
-            p = tl.where(column < labels, tl.exp(x - z), 0.0)
-            p = tl.where(column == target, p - 1.0, p)
-            tl.store(line + column, p.to(logits.dtype.element_ty), mask=column < padded)
-        tl.store(mass + row, 1.0)
-    else:
-        error = tl.exp(hit - _finite(c)) - m
-        tl.store(line + label, error.to(logits.dtype.element_ty), mask=known)
-        tl.store(mass + row, m)
-
-
-@triton.jit
-def _finite(c):
-    """A row of -inf so far has no mass; -inf - -inf would make it NaN."""
-    return tl.where(c == -float("inf"), 0.0, c)
-
-
-@triton.jit
-def _raise(
-    c, s, x, line, start, HEADROOM: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr
-):
-    """c and s as they serve the block x, and in their measure what lies before ``start``."""
-    peak = tl.max(x, 0)
-    if peak > c + HEADROOM:
-        shrink = tl.exp(c - peak)
-        c = peak
-        s *= shrink
-        if not NORMALISED:
-            tl.debug_barrier()
-            for before in range(0, start, BLOCK):
-                at = line + before + tl.arange(0, BLOCK)
-                e = tl.load(at).to(tl.float32) * shrink
-                tl.store(at, e.to(line.dtype.element_ty))
-            tl.debug_barrier()
-    return c, s
+_ALL_TARGETS = NllOptions(torch.iinfo(torch.int64).min, 0.0, torch.float32, "triton", memory=0)
+"""None is ignored: ``mix`` leaves out those that are."""
 
 
 @triton.jit
@@ -200,32 +104,7 @@ def _widen(
     tl.store(to, x.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _scale(
-    sums,  # (rows, columns), rows ``stride`` apart
-    factor,  # (rows,), ``factor_stride`` apart
-    out,  # (rows, columns), written
-    rows,
-    columns,
-    stride,
-    factor_stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """A few rows times their factors."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    own = row < rows
-    inside = own[:, None] & (column < columns)[None, :]
-    f = tl.load(factor + row * factor_stride, mask=own, other=0.0)
-    x = tl.load(sums + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
-    x = x.to(tl.float32) * f[:, None]
-    tl.store(
-        out + row[:, None] * columns + column[None, :], x.to(out.dtype.element_ty), mask=inside
-    )
-
-
-class TritonPasses:
+class TritonPasses(TorchPasses):
     """The passes as Triton kernels."""
 
     def widen(self, rows: Tensor, bias: Tensor | None, digits: int, out: Tensor) -> None:
@@ -249,21 +128,14 @@ class TritonPasses:
     def errors(
         self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
     ) -> None:
-        rows, padded = logits.shape
-        assert padded <= labels // BLOCK * BLOCK + BLOCK  # what is not whole blocks is one
-        _errors[(rows,)](
-            logits,
-            targets,
-            losses,
-            mass,
-            labels,
-            padded,
-            rows // targets.shape[0],
-            HEADROOM=_HEADROOM,
-            NORMALISED=logits.dtype == torch.float16,
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-        )
+        """By the loss's passes: the first reads the logits, the second replaces them."""
+        logits, rows = logits[:, :labels], logits.shape[0]
+        targets = targets.repeat_interleave(rows // targets.shape[0])
+        passes, scale = TritonEngine(), mass.new_ones(()).expand(rows)
+        found, lse = passes.whole(logits, None, targets, _ALL_TARGETS)
+        passes.differentiate(logits, None, targets, 0, lse, scale, _ALL_TARGETS, labels, False)
+        losses.copy_(found)
+        mass.fill_(1)
 
     def mix(
         self,
@@ -297,22 +169,6 @@ class TritonPasses:
             HAS_SCALED=scaled is not None,
             EXPERTS=triton.next_power_of_2(experts),
             COLUMNS=_columns(rows.shape[1]),
-            num_warps=4,
-        )
-
-    def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
-        assert sums.stride(1) == 1
-        if out.numel() == 0:
-            return
-        _scale[_tiles(*out.shape)](
-            sums,
-            factor,
-            out,
-            *out.shape,
-            sums.stride(0),
-            factor.stride(0) if factor.dim() else 0,
-            ROWS=_ROWS,
-            COLUMNS=_columns(out.shape[1]),
             num_warps=4,
         )
 

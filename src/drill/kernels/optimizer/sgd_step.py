@@ -103,12 +103,12 @@ def sgd_step(groups: Sequence[Group], *, clip: float | None) -> None:
             squares = _kernel("squares", device)
             starts = accumulate(blocks[:-1], initial=0)
             for table, count, start in zip(tables, blocks, starts, strict=True):
-                squares(count, THREADS, [table, partial[start:]], cooperative=False)
+                squares(count, THREADS, [table, partial[start:]])
         update = _kernel("update", device)
         for (table, group), count in zip(launches, blocks, strict=True):
             amounts = [ctypes.c_float(clip or 0.0), ctypes.c_float(group.decay)]
             arguments = [table, partial, parts, group.numbers, *amounts]
-            update(count, THREADS, arguments, cooperative=False)
+            update(count, THREADS, arguments)
     for group in groups:  # a kernel writes past torch's count
         increment_version([*group.weights, *(group.averages or [])])
 

@@ -54,8 +54,8 @@ class _Masked(torch.autograd.Function):
 def drawn_seeds(count: int, device: torch.device) -> tuple[Tensor, ...]:
     """``count`` seeds by one launch, each (2,) of which the first is used.
 
-    ``torch.manual_seed`` reproduces them. All addresses are multiples of 16, so Triton compiles one
-    kernel for them.
+    ``torch.manual_seed`` reproduces them, and every replay of a CUDA graph draws others. All
+    addresses are multiples of 16, so Triton compiles one kernel for them.
     """
     if count == 0:
         return ()

@@ -5,12 +5,8 @@ No CUDA toolkit is needed: NVRTC is part of a CUDA build of PyTorch, and the dri
 
 import ctypes
 import hashlib
-import logging
-import os
 import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +15,11 @@ import torch
 from torch import Tensor
 
 from drill.errors import DrillError
-from drill.files import cache_folder, warn_uncached
+from drill.files import WriteError, atomic_write, cache_folder, warn_uncached
 
-DIGEST = 32  # bytes before the code in a cached file
 MAXIMUM_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 UNCACHED = ("compiled kernels", "every start compiles them again, half a minute")
-
-logger = logging.getLogger("drill")
 
 
 class CompileError(DrillError, RuntimeError):
@@ -72,7 +65,7 @@ class Kernel:
         threads: int,
         arguments: Sequence[Argument],
         *,
-        cooperative: bool = True,
+        cooperative: bool = False,
     ) -> None:
         """Launch on the current stream. A tensor is passed as its address, an int as 32 bits, what
         ctypes made as it is.
@@ -201,38 +194,16 @@ def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
 
 def _cached(name: str, make: Callable[[], bytes]) -> bytes:
     """The file ``name`` of the cache; made and saved if it is missing."""
-    path = cache_folder() / "kernels" / name
-    content = _read_cached(path)
-    if content is None:
-        content = make()
-        _write_cached(path, content)
-    return content
-
-
-def _read_cached(path: Path) -> bytes | None:
-    """What ``_write_cached`` wrote; None where there is nothing, or something damaged."""
+    path = cache_folder() / "cubins" / name  # earlier files, in "kernels", began with a digest
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError:
-        return None
-    content = raw[DIGEST:]
-    if hashlib.sha256(content).digest() != raw[:DIGEST]:  # a driver may crash over it
-        logger.warning("%s: is damaged; compiling it again", path)
-        return None
-    return content
-
-
-def _write_cached(path: Path, content: bytes) -> None:
-    """Write the file with its digest, atomically; log once if the cache cannot be written."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        content = make()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(hashlib.sha256(content).digest() + content)
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        warn_uncached(*UNCACHED, path.parent, error.strerror)
+        atomic_write(path, content)
+    except WriteError as error:
+        warn_uncached(*UNCACHED, path.parent, error.reason)
+    return content
 
 
 def _compile(source: bytes, options: Sequence[str], name: str) -> bytes:

@@ -8,14 +8,9 @@ from drill.errors import DrillError
 STALLED = "the LSTM kernel waited in vain for room on the GPU: others fill it"
 
 
-def stalled() -> bool:
-    """Whether a launch of this process has timed out; waits for the device."""
-    return any(bool(flag.item()) for flag in _flags.values())
-
-
 def take_stall() -> bool:
-    """``stalled``, and clear it: later launches try again."""
-    found = stalled()
+    """Whether a launch has timed out since this was last asked; waits for the device."""
+    found = any(bool(flag.item()) for flag in _flags.values())
     if found:
         for flag in _flags.values():
             flag.zero_()

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from drill.errors import invalid
-from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.dispatch import autocast_on
 
 
@@ -162,21 +161,3 @@ def _wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.is_cuda and dtype == torch.float32:
         return torch.mm(a, b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)
-
-
-# The kernels rely on the shape of x: a shorter vector would be read past its end.
-
-
-def check_vector(function: str, name: str, vector: Tensor, width: int) -> None:
-    if vector.shape != (width,):
-        raise invalid(function, name, f"of shape ({width},)", tuple(vector.shape))
-
-
-def check_linear(
-    function: str, name: str, linear: LinearWeights, inputs: int, outputs: int | None
-) -> None:
-    """Raise unless the weight has this shape; ``outputs`` None allows any number."""
-    shape = linear.weight.shape
-    wanted = (shape[0] if outputs is None else outputs, inputs)
-    if shape != wanted or linear.half_weight.shape != shape:
-        raise invalid(function, name, f"of shape {tuple(wanted)}", tuple(shape))

@@ -1,6 +1,6 @@
 """A residual sum and its layer norm, in one pass forward and one backward.
 
-    r = x + drop(y + b),   n = gamma (r - mean(r)) / sqrt(var(r) + epsilon) + beta
+    r = x + drop(y W^T + b),   n = gamma (r - mean(r)) / sqrt(var(r) + epsilon) + beta
 
 Between two sub-layers of a Transformer, whether it norms first (r goes on) or last (n goes on).
 Plain PyTorch passes over (N, d) for the bias, the mask, the sum, the norm and, under autocast, for
@@ -9,7 +9,7 @@ every tensor once and save r, the means and the scales. Dropout masks are drawn 
 and gradients of vectors are summed in one order: the same seed gives the same bits. Where the
 kernels do not run, ``models/transformer/blocks.py`` calls PyTorch's modules one by one.
 
-Shapes: x and y (..., d); b, gamma and beta (d,).
+Shapes: x (..., d), y (..., i), W (d, i); b, gamma and beta (d,).
 """
 
 from functools import cache
@@ -18,16 +18,10 @@ from typing import Any, Literal, cast, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from drill.errors import invalid, require
-from drill.kernels.runtime.autograd import once_differentiable
 from drill.kernels.runtime.dispatch import triton_missing
-from drill.kernels.transformer.autocast_linear import (
-    LinearWeights,
-    check_linear,
-    check_vector,
-    product_gradients,
-)
+from drill.kernels.transformer.autocast_linear import LinearWeights, product_gradients
 
 SublayerImplementation = Literal["auto", "reference", "triton"]
 SUBLAYER_IMPLEMENTATIONS: tuple[str, ...] = get_args(SublayerImplementation)
@@ -61,24 +55,23 @@ def choose_sublayer(
 
 def residual_norm(
     x: Tensor,  # (..., d)
-    y: Tensor | None,  # (..., d), or (..., i) where y_linear is given
+    y: Tensor | None,  # (..., i)
     weight: Tensor,  # (d,)
     bias: Tensor,  # (d,)
     *,
     y_linear: LinearWeights | None = None,  # (d, i)
-    y_bias: Tensor | None = None,  # (d,)
     dropout: float = 0.0,
     epsilon: float = 1e-5,
     carry_norm: bool = False,
     dtype: torch.dtype | None = None,
     seed: Tensor | None = None,  # (1,) or more, the first counts
 ) -> tuple[Tensor, Tensor]:
-    """r = x + drop(y + y_bias) and its layer norm n, by the kernels.
+    """r = x + drop(y W^T + b) and its layer norm n, by the kernels.
 
     Args:
-        y: what is added; None: r is x.
-        y_linear: its weight W is applied first, y W^T in place of y, without its bias.
-        dropout: of y; above 0 it needs a seed.
+        y: of what is added; None: r is x.
+        y_linear: W and b, where y is given.
+        dropout: of what is added; above 0 it needs a seed.
         seed: of the dropout, from ``drill.kernels.runtime.dropout_masks.drawn_seeds``.
         carry_norm: return n in place of r, for a norm after the sum.
         dtype: of the second result; that of x by default.
@@ -86,33 +79,25 @@ def residual_norm(
     Returns:
         r or n in the dtype of x, and n in ``dtype``.
     """
-    _check_shapes(x, y, y_linear, weight=weight, bias=bias, y_bias=y_bias)
-    dropped = y is not None and dropout > 0.0
-    require(not dropped or seed is not None, "residual_norm", "seed", "a tensor", seed)
+    # The kernels rely on these shapes: a shorter vector would be read past its end.
+    shape, width = x.shape[:-1], x.shape[-1]
+    assert weight.shape == bias.shape == (width,)
+    y_weights: tuple[Tensor | None, ...] = (None, None, None)
+    if y is not None:
+        assert y_linear is not None
+        matrix, y_bias, half_matrix, _ = y_linear
+        assert y.shape[:-1] == shape
+        assert matrix.shape == (width, y.shape[-1])
+        assert y_bias is not None
+        assert y_bias.shape == (width,)
+        assert dropout == 0.0 or seed is not None
+        y_weights = matrix, half_matrix, y_bias
     dtype = x.dtype if dtype is None else dtype
-    y_weights = (None, None) if y_linear is None else (y_linear.weight, y_linear.half_weight)
     numbers = float(dropout), float(epsilon)
     carried, n = _ResidualNorm.apply(
-        x, y, *y_weights, y_bias, weight, bias, seed, *numbers, dtype, carry_norm
+        x, y, *y_weights, weight, bias, seed, *numbers, dtype, carry_norm
     )
     return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
-
-
-def _check_shapes(
-    x: Tensor, y: Tensor | None, y_linear: LinearWeights | None, **vectors: Tensor | None
-) -> None:
-    shape: tuple[int, ...] = x.shape
-    width = shape[-1]
-    for name, vector in vectors.items():
-        if vector is not None:
-            check_vector("residual_norm", name, vector, width)
-    if y is None:
-        return
-    if y_linear is not None:
-        check_linear("residual_norm", "y_linear", y_linear, y.shape[-1], width)
-        shape = (*shape[:-1], y.shape[-1])
-    if y.shape != shape:
-        raise invalid("residual_norm", "y", f"of shape {tuple(shape)}", tuple(y.shape))
 
 
 @cache
@@ -186,7 +171,6 @@ class _ResidualNorm(torch.autograd.Function):
             seed,
             dropout=ctx.dropout,
             y_dtype=ctx.added,
-            y_bias=ctx.vectors[2] is not None,
         )
         d_y_weight = None
         if y_half is not None:

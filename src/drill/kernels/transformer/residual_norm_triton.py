@@ -32,13 +32,13 @@ class Normed(NamedTuple):
 class Gradients(NamedTuple):
     x: Tensor  # (..., d)
     y: Tensor | None  # (..., d)
-    vectors: tuple[Tensor | None, ...]  # of weight, bias and, if any, y's bias: (d,), float32
+    vectors: tuple[Tensor | None, ...]  # of weight, bias and y's bias: (d,), float32
 
 
 def forward(
     x: Tensor,  # (..., d), contiguous, as are all others
     y: Tensor | None,  # (..., d)
-    y_bias: Tensor | None,  # (d,)
+    y_bias: Tensor | None,  # (d,), with y
     weight: Tensor,  # (d,)
     bias: Tensor,  # (d,)
     seed: Tensor | None,  # (1,), where something is dropped
@@ -60,7 +60,7 @@ def forward(
         return made
     columns, tile, warps = _tiling(width)
     tensors, numbers = (x, y, y_bias, weight, bias, seed, *made), (rows, dropout, epsilon)
-    constants = (width, y is not None, y_bias is not None, seed is not None, twice, tile, columns)
+    constants = (width, y is not None, seed is not None, twice, tile, columns)
     with torch.cuda.device_of(x):  # where Triton launches
         _forward[(-(-rows // tile), 1)](*tensors, *numbers, *constants, num_warps=warps)
     return made
@@ -77,22 +77,21 @@ def backward(
     *,
     dropout: float,
     y_dtype: torch.dtype | None,  # None where nothing was added
-    y_bias: bool,
 ) -> Gradients:
     width, rows = r.shape[-1], statistics.shape[1]
     columns, tile, warps = _tiling(width)
     programs = max(1, -(-rows // (tile * TILES)))  # one writes zeros where there are no rows
     d_x = torch.empty_like(r)
     d_y = None if y_dtype is None else torch.empty_like(r, dtype=y_dtype)
-    sums = 3 if y_bias else 2
+    sums = 2 if d_y is None else 3
     parts = torch.empty((programs, sums, width), dtype=torch.float32, device=r.device)
     tensors = (r, d_sum, d_read, d_wide, statistics, weight, seed, d_x, d_y, parts)
     given = [each is not None for each in (d_sum, d_read, d_wide, d_y)]
-    constants = (width, *given, y_bias, seed is not None, TILES, tile, columns)
+    constants = (width, *given, seed is not None, TILES, tile, columns)
     with torch.cuda.device_of(r):
         _backward[(programs, 1)](*tensors, rows, dropout, *constants, num_warps=warps)
     vectors = column_sums(parts).unbind(0)
-    return Gradients(d_x, d_y, vectors if y_bias else (*vectors, None))
+    return Gradients(d_x, d_y, (*vectors, None) if d_y is None else vectors)
 
 
 @cache
@@ -106,8 +105,8 @@ def _tiling(width: int) -> tuple[int, int, int]:
 @triton.jit(do_not_specialize=["rows", "dropout", "epsilon"])
 def _forward(
     x, y, y_bias, weight, bias, seed, sums, reads, wides, statistics, rows, dropout, epsilon,
-    WIDTH: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
-    TWICE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr, TWICE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -117,8 +116,7 @@ def _forward(
     r = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         added = tl.load(y + offset, mask=inside, other=0.0).to(tl.float32)
-        if BIAS:
-            added += tl.load(y_bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
+        added += tl.load(y_bias + column, mask=real, other=0.0).to(tl.float32)[None, :]
         if DROP:
             keep = kept(seed, row, 0, dropout, WIDTH, ROWS, COLUMNS)
             added = tl.where(keep, added * (1.0 / (1.0 - dropout)), 0.0)
@@ -143,7 +141,7 @@ def _forward(
 def _backward(
     sums, d_sum, d_read, d_wide, statistics, weight, seed, d_x, d_y, parts, rows, dropout,
     WIDTH: tl.constexpr, SUM: tl.constexpr, READ: tl.constexpr, WIDE: tl.constexpr,
-    ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
+    ADD: tl.constexpr, DROP: tl.constexpr,
     TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """dr = d_sum + scale (g - mean(g) - u mean(g u)),  u = (r - mean) scale,  g = dn gamma."""
@@ -181,10 +179,9 @@ def _backward(
                 keep = kept(seed, row, 0, dropout, WIDTH, ROWS, COLUMNS)
                 d = tl.where(keep, d * (1.0 / (1.0 - dropout)), 0.0)
             tl.store(d_y + offset, d.to(d_y.dtype.element_ty), mask=inside)
-            if BIAS:
-                for_y_bias += tl.where(inside, d, 0.0)
-    own = parts + program * (3 if BIAS else 2) * WIDTH + column
+            for_y_bias += tl.where(inside, d, 0.0)
+    own = parts + program * (3 if ADD else 2) * WIDTH + column
     tl.store(own, tl.sum(for_gamma, 0), mask=real)
     tl.store(own + WIDTH, tl.sum(for_beta, 0), mask=real)
-    if BIAS:
+    if ADD:
         tl.store(own + 2 * WIDTH, tl.sum(for_y_bias, 0), mask=real)

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from drill.kernels.loss.checks import check_head, check_operand
 from drill.kernels.loss.nll import reduce_losses
-from drill.kernels.mixture.masked_tanh import masked_tanh
 from drill.kernels.mixture.mixture_nll import mixture_nll
-from drill.kernels.runtime.dropout_masks import draw_mask
+from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, adversarial_nll, head_log_probs
 from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
 from drill.layers.label_source import factory_kwargs
@@ -163,7 +162,7 @@ def dropped_tanh(latent: Tensor, dropout: float, locked: bool) -> Tensor:
     if dropout == 0:
         return torch.tanh(latent)
     steps = 1 if locked and latent.dim() == 3 else latent.shape[0]
-    return masked_tanh(latent, draw_mask((steps, *latent.shape[1:]), dropout, latent))
+    return masked(torch.tanh(latent), draw_mask((steps, *latent.shape[1:]), dropout, latent))
 
 
 def _log_add(a: Tensor, b: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class FusedBlocks(NamedTuple):
         def feed_forward(x: Tensor) -> Tensor:
             p = part.dropout if part.training else 0.0
             weights, seed = self.maps[part.inner], self.seeds.get(part)
-            return relu_dropout(x, part.inner.bias, p, x_linear=weights, seed=seed)
+            return relu_dropout(x, weights, p, seed=seed)
 
         return self._around(block.around_feedforward, stream, feed_forward, part.output)
 
@@ -152,7 +152,6 @@ class FusedBlocks(NamedTuple):
             norm.weight,
             norm.bias,
             y_linear=stream.y_linear,
-            y_bias=None if stream.y_linear is None else stream.y_linear.bias,
             dropout=stream.dropout,
             epsilon=norm.eps,
             carry_norm=carry_norm,

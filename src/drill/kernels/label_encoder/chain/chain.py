@@ -100,8 +100,8 @@ def chain_missing(
             f"it takes {ROWS} labels and more, widths that are multiples of {WIDTHS.step} from "
             f"{WIDTHS[0]} to {WIDTHS[-1]} and up to {MOST_MAPS} maps"
         )
-    if options.between or options.norm or options.mlp:
-        return "it knows no residuals between maps, no norm and no second matrix"
+    if options.norm or options.mlp:
+        return "it knows no norm and no second matrix"
     if options.locked and (options.mask_in or options.mask_out):
         return "it knows no locked masks"
     shape = _shape(embedding, options, depth)
@@ -180,7 +180,6 @@ class ChainEncode(torch.autograd.Function):
                 tiles,
                 ctypes.c_float(options.scale),
             ],
-            cooperative=False,
         )
         if keep:
             ctx.save_for_backward(bits, X, kept, U_back)
@@ -214,7 +213,6 @@ def _gradients(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor 
         _blocks(dY.device, tiles),
         THREADS,
         [dY, U, bits, kept, G, dP, dE, V, dP.shape[1], tiles, ctypes.c_float(ctx.scale)],
-        cooperative=False,
     )
     dU, db = finished(sum_in_parts(dP, X, V), shape, *ctx.dtypes[1:])
     of_biases = db.to(ctx.dtypes[2]).unbind() if ctx.has_bias else ()
@@ -245,7 +243,6 @@ def prepared(
         -(-U.numel() // (8 * PARAMETER_THREADS)),
         PARAMETER_THREADS,
         [table, U, U_back, b, int(wide), int(wide_biases)],
-        cooperative=False,
     )
     return U, U_back, b
 
@@ -262,7 +259,6 @@ def finished(
         -(-L * d * (d // 4 + 1) // PARAMETER_THREADS),
         PARAMETER_THREADS,
         [sums, dU, db, parts, int(wide), int(wide_biases)],
-        cooperative=False,
     )
     return dU, db
 

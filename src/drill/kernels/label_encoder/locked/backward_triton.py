@@ -18,7 +18,6 @@ def start_gradient(
     rows,
     width,
     ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -35,9 +34,8 @@ def start_gradient(
     g *= slope(tl.load(P + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     room = (row < rows)[:, None] & (column < width)[None, :]
     tl.store(dP + at, g.to(dP.dtype.element_ty), mask=room)
-    if HAS_BIAS:
-        block = sums + row_block.to(tl.int64) * width
-        tl.store(block + column, tl.sum(g, 0), mask=column < width)
+    block = sums + row_block.to(tl.int64) * width
+    tl.store(block + column, tl.sum(g, 0), mask=column < width)
 
 
 @triton.jit
@@ -58,8 +56,6 @@ def map_gradient(
     splits,
     labels_per_split,
     ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    KEEP: tl.constexpr,
     HAS_BELOW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -121,8 +117,6 @@ def map_gradient(
                 rows,
                 width,
                 ACTIVATION,
-                HAS_BIAS,
-                KEEP,
                 HAS_BELOW,
                 ROWS,
                 COLUMNS,
@@ -148,8 +142,6 @@ def _gradient_of_inputs(
     rows,
     width,
     ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    KEEP: tl.constexpr,
     HAS_BELOW: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -179,7 +171,7 @@ def _gradient_of_inputs(
         U_at += INNER * width
     g_left, g_right = halves_of(g)
     block_sums = sums
-    if HAS_BELOW and HAS_BIAS:
+    if HAS_BELOW:
         block_sums = sums + row_block.to(tl.int64) * width
     _end_of_gradient(
         g_left,
@@ -195,8 +187,6 @@ def _gradient_of_inputs(
         rows,
         width,
         ACTIVATION,
-        HAS_BIAS,
-        KEEP,
         HAS_BELOW,
     )
     _end_of_gradient(
@@ -213,8 +203,6 @@ def _gradient_of_inputs(
         rows,
         width,
         ACTIVATION,
-        HAS_BIAS,
-        KEEP,
         HAS_BELOW,
     )
 
@@ -243,22 +231,18 @@ def _end_of_gradient(
     rows,
     width,
     ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    KEEP: tl.constexpr,
     HAS_BELOW: tl.constexpr,
 ):
     """All of ``_gradient_of_inputs`` that follows its product."""
     at = row.to(tl.int64)[:, None] * width + position[None, :]
     computed = (position < filled)[None, :]
     g *= tl.load(mask_in + position, mask=position < filled, other=0.0)[None, :]
-    if KEEP:
-        tl.store(dX + at, g.to(dX.dtype.element_ty), mask=(row < labels)[:, None] & computed)
+    tl.store(dX + at, g.to(dX.dtype.element_ty), mask=(row < labels)[:, None] & computed)
     if HAS_BELOW:
         g *= slope(p.to(tl.float32), ACTIVATION)
         room = (row < rows)[:, None] & computed
         tl.store(dP_below + at, g.to(dP_below.dtype.element_ty), mask=room)
-        if HAS_BIAS:
-            tl.store(sums + position, tl.sum(g, 0), mask=position < filled)
+        tl.store(sums + position, tl.sum(g, 0), mask=position < filled)
 
 
 @triton.jit

@@ -22,10 +22,7 @@ def map_labels(
     rows,
     width,
     ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    KEEP: tl.constexpr,
     HAS_NEXT: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
@@ -54,11 +51,10 @@ def map_labels(
     filled = filled_up(m)
     # On their way from memory while the product is computed.
     before = X_next if HAS_NEXT else E
-    added_left = _residual(before, row, left, own, filled, width, RESIDUAL)
-    added_right = _residual(before, row, right, own, filled, width, RESIDUAL)
+    added_left = _residual(before, row, left, own, filled, width)
+    added_right = _residual(before, row, right, own, filled, width)
     p = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if HAS_BIAS:
-        p += tl.load(b + position, mask=position < filled, other=0.0)[None, :]
+    p += tl.load(b + position, mask=position < filled, other=0.0)[None, :]
     k = tl.arange(0, INNER)
     X_at = X + row.to(tl.int64)[:, None] * width + k[None, :]
     U_at = U + position[None, :] * width + k[:, None]
@@ -84,7 +80,6 @@ def map_labels(
         rows,
         width,
         ACTIVATION,
-        KEEP,
         HAS_NEXT,
     )
     _end_of_map(
@@ -100,7 +95,6 @@ def map_labels(
         rows,
         width,
         ACTIVATION,
-        KEEP,
         HAS_NEXT,
     )
 
@@ -116,12 +110,9 @@ def halves_of(tile):
 
 
 @triton.jit
-def _residual(before, row, position, own, filled, width, RESIDUAL: tl.constexpr):
-    added = tl.zeros((row.shape[0], position.shape[0]), tl.float32)
-    if RESIDUAL:
-        at = row.to(tl.int64)[:, None] * width + position[None, :]
-        added = tl.load(before + at, mask=own[:, None] & (position < filled)[None, :], other=0.0)
-    return added
+def _residual(before, row, position, own, filled, width):
+    at = row.to(tl.int64)[:, None] * width + position[None, :]
+    return tl.load(before + at, mask=own[:, None] & (position < filled)[None, :], other=0.0)
 
 
 @triton.jit
@@ -138,15 +129,13 @@ def _end_of_map(
     rows,
     width,
     ACTIVATION: tl.constexpr,
-    KEEP: tl.constexpr,
     HAS_NEXT: tl.constexpr,
 ):
     """All of ``map_labels`` that follows its product."""
     own = (row < labels)[:, None]
     at = row.to(tl.int64)[:, None] * width + position[None, :]
     computed = (position < filled)[None, :]
-    if KEEP:
-        tl.store(P + at, p.to(P.dtype.element_ty), mask=own & computed)
+    tl.store(P + at, p.to(P.dtype.element_ty), mask=own & computed)
     y = activate(p, ACTIVATION) + added.to(tl.float32)
     if HAS_NEXT:
         y *= tl.load(mask_next + position, mask=position < filled, other=0.0)[None, :]

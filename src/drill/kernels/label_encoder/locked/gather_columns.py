@@ -46,7 +46,6 @@ def arrange(
     b_narrow,  # (L, d) written: of what a map gives; 0 for what nobody reads
     width,
     DEPTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -67,11 +66,10 @@ def arrange(
         tl.store(mask_narrow + layer * width + at, mask, mask=column < width)
     if layer > 0:
         tl.store(count + (layer - 1) * 4 + 1, n)
-    if HAS_BIAS:
-        for below in tl.static_range(DEPTH):
-            if layer == below + 1:
-                b = tl.load(biases[below] + column, mask=read != 0, other=0.0)
-                tl.store(b_narrow + below * width + at, b.to(tl.float32), mask=column < width)
+    for below in tl.static_range(DEPTH):
+        if layer == below + 1:
+            b = tl.load(biases[below] + column, mask=read != 0, other=0.0)
+            tl.store(b_narrow + below * width + at, b.to(tl.float32), mask=column < width)
 
 
 @triton.jit
@@ -79,7 +77,7 @@ def narrow(
     E,  # (V, d)
     mask,  # (d,) of the first map, in the order of its columns
     weights,  # L x (d, d)
-    X,  # (L, rows, d) what the first map multiplies and, with RESIDUAL, what the others add
+    X,  # (L, rows, d) what the first map multiplies, and what the others add
     U_narrow,  # (L, d, d) written
     order,  # (L + 1, d)
     count,  # (L, 4)
@@ -88,7 +86,6 @@ def narrow(
     plane,
     U_programs,  # per map; those beyond DEPTH times as many serve E
     DEPTH: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -120,10 +117,9 @@ def narrow(
     else:
         # The maps of the same labels follow one another: they read the same rows of E.
         index = program - DEPTH * U_programs
-        maps: tl.constexpr = DEPTH if RESIDUAL else 1
-        layer = index % maps
+        layer = index % DEPTH
         _narrow_labels(
-            E, mask, X, order, count, index // maps, layer, labels, width, plane, ROWS, COLUMNS
+            E, mask, X, order, count, index // DEPTH, layer, labels, width, plane, ROWS, COLUMNS
         )
 
 

@@ -46,7 +46,10 @@ _U_ROWS = 8
 
 
 class FusedEncode(torch.autograd.Function):
-    """(embedding, masks, dtype, options, depth, keep, *weights, *biases) -> labels (V, d)."""
+    """(embedding, masks, dtype, options, depth, keep, *weights, *biases) -> labels (V, d).
+
+    What backward needs is written whether it is to ``keep`` it or not: masks are for training.
+    """
 
     @staticmethod
     def forward(
@@ -63,22 +66,20 @@ class FusedEncode(torch.autograd.Function):
         V, d = E.shape
         rows = aligned(V, E.device.type)
         whole = tuple(p.contiguous() for p in parameters)
-        weights, biases = whole[:depth], whole[depth:]
+        weights, biases = whole[:depth], whole[depth:] or (E.new_zeros(d),) * depth
         X = E.new_empty((depth, rows, d), dtype=dtype)
         launch = overlapping(E)
-        position, count, mask, b, U = _narrowed(
-            E, masks, weights, biases, X, options.residual, launch
-        )
-        P = E.new_empty((depth if keep else 0, V, d), dtype=dtype)
+        position, count, mask, b, U = _narrowed(E, masks, weights, biases, X, launch)
+        P = E.new_empty((depth, V, d), dtype=dtype)
         Y = E.new_empty((rows, d), dtype=dtype)
         grid = (triton.cdiv(rows, MAP.rows) * triton.cdiv(d, MAP.columns),)
         drop = (*mask.unbind(), None)
-        inputs, products = (*X.unbind(), None), P.unbind() if keep else (None,) * depth
+        inputs, products = (*X.unbind(), None), P.unbind()
         for i in range(depth):
             map_labels[grid](
                 inputs[i],
                 U[i],
-                None if b is None else b[i],
+                b[i],
                 E,
                 drop[i + 1],
                 products[i],
@@ -89,10 +90,7 @@ class FusedEncode(torch.autograd.Function):
                 rows,
                 d,
                 ACTIVATION=options.activation,
-                HAS_BIAS=bool(biases),
-                KEEP=keep,
                 HAS_NEXT=i < depth - 1,
-                RESIDUAL=options.residual,
                 ROWS=MAP.rows,
                 COLUMNS=MAP.columns,
                 INNER=MAP.inner,
@@ -101,7 +99,7 @@ class FusedEncode(torch.autograd.Function):
                 **launch,
             )
         ctx.save_for_backward(X, P, position, count, mask, *U)
-        ctx.has_bias = bool(biases)
+        ctx.has_bias = len(parameters) > depth
         ctx.options = options
         ctx.dtypes = (embedding.dtype, parameters[0].dtype, parameters[-1].dtype)
         return without_padding(Y, V)
@@ -116,12 +114,12 @@ class FusedEncode(torch.autograd.Function):
         launch = overlapping(X)
         dY = grad.contiguous()
         dP = X.new_empty((depth, rows, d))
-        dX = X.new_empty((depth if options.residual else 1, V, d))  # of the first map at least
+        dX = X.new_empty((depth, V, d))
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
         row_blocks = triton.cdiv(rows, GRADIENT.rows)
-        sums = dY.new_empty((depth, row_blocks, d), dtype=torch.float32) if ctx.has_bias else None
+        sums = dY.new_empty((depth, row_blocks, d), dtype=torch.float32)
         products, gradients = P.unbind(), dP.unbind()
-        blocks = (None,) * depth if sums is None else sums.unbind()
+        blocks = sums.unbind()
         strips = triton.cdiv(d, _COLUMNS)
         start_gradient[(row_blocks * strips,)](
             dY,
@@ -132,7 +130,6 @@ class FusedEncode(torch.autograd.Function):
             rows,
             d,
             ACTIVATION=options.activation,
-            HAS_BIAS=ctx.has_bias,
             ROWS=GRADIENT.rows,
             COLUMNS=_COLUMNS,
             num_warps=4,
@@ -150,7 +147,7 @@ class FusedEncode(torch.autograd.Function):
                 mask[i],
                 products[i - 1] if below else None,
                 X[i],
-                dX[i if options.residual else 0],
+                dX[i],
                 gradients[i - 1] if below else None,
                 blocks[i - 1] if below else None,
                 partial[i],
@@ -161,8 +158,6 @@ class FusedEncode(torch.autograd.Function):
                 splits,
                 labels_per_split,
                 ACTIVATION=options.activation,
-                HAS_BIAS=ctx.has_bias,
-                KEEP=options.residual or not below,
                 HAS_BELOW=below,
                 ROWS=GRADIENT.rows,
                 COLUMNS=GRADIENT.columns,
@@ -176,7 +171,7 @@ class FusedEncode(torch.autograd.Function):
                 **launch,
             )
         dU = dY.new_empty((depth, d, d), dtype=ctx.dtypes[1])
-        db = dY.new_empty((depth, d), dtype=ctx.dtypes[2]) if ctx.has_bias else None
+        db = dY.new_empty((depth, d), dtype=ctx.dtypes[2])
         U_programs = triton.cdiv(d, _U_ROWS) * strips
         E_programs = triton.cdiv(V, _ROWS) * strips
         finish[(depth * U_programs + E_programs,)](
@@ -196,15 +191,13 @@ class FusedEncode(torch.autograd.Function):
             U_programs,
             DEPTH=depth,
             SPLITS=splits,
-            HAS_BIAS=ctx.has_bias,
-            RESIDUAL=options.residual,
             U_ROWS=_U_ROWS,
             ROWS=_ROWS,
             COLUMNS=_COLUMNS,
             num_warps=4,
             **launch,
         )
-        of_biases = () if db is None else db.unbind()
+        of_biases = db.unbind() if ctx.has_bias else ()
         return dE, None, None, None, None, None, *dU.unbind(), *of_biases
 
 
@@ -232,9 +225,8 @@ def _narrowed(
     weights: tuple[Tensor, ...],
     biases: tuple[Tensor, ...],
     X: Tensor,
-    residual: bool,
     launch: dict[str, bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Place and count of the columns that are read; masks, all b and all U without the others.
 
     Fills X with these columns of E.
@@ -246,7 +238,7 @@ def _narrowed(
     mask, b = E.new_empty((2, depth, d), dtype=torch.float32)
     arrange[(depth + 1,)](
         masks,
-        biases or None,
+        biases,
         position,
         order,
         count,
@@ -254,13 +246,12 @@ def _narrowed(
         b,
         d,
         DEPTH=depth,
-        HAS_BIAS=bool(biases),
         BLOCK=triton.next_power_of_2(d),
         num_warps=4,
         **launch,
     )
     U_programs = triton.cdiv(d, _ROWS) * triton.cdiv(d, _COLUMNS)
-    E_programs = triton.cdiv(V, _ROWS) * (depth if residual else 1)
+    E_programs = triton.cdiv(V, _ROWS) * depth
     narrow[(depth * U_programs + E_programs,)](
         E,
         mask,
@@ -274,10 +265,9 @@ def _narrowed(
         X.stride(0),
         U_programs,
         DEPTH=depth,
-        RESIDUAL=residual,
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
         num_warps=4,
         **launch,
     )
-    return position, count, mask, b if biases else None, U.unbind()
+    return position, count, mask, b, U.unbind()

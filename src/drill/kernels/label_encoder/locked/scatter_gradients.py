@@ -14,7 +14,7 @@ def finish(
     partial,  # (L, splits, d, d) of all U
     sums,  # (L, row blocks, d) of all b
     dY,  # (V, d)
-    dX,  # (L or 1, V, d) gradients of what the maps read
+    dX,  # (L, V, d) gradients of what the maps read
     dU,  # (L, d, d) written
     db,  # (L, d) written
     dE,  # (V, d) written
@@ -27,8 +27,6 @@ def finish(
     U_programs,  # per map; those beyond DEPTH times as many serve dE
     DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     U_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -41,12 +39,11 @@ def finish(
     if layer < DEPTH:
         block = program - layer * U_programs
         _finish_map(partial, dU, position, count, layer, block, width, SPLITS, U_ROWS, COLUMNS)
-        if HAS_BIAS:
-            _finish_bias(sums, db, position, count, layer, block, width, row_blocks, ROWS, COLUMNS)
+        _finish_bias(sums, db, position, count, layer, block, width, row_blocks, ROWS, COLUMNS)
     else:
         block = program - DEPTH * U_programs
         _finish_labels(
-            dY, dX, dE, position, count, block, labels, width, plane, DEPTH, RESIDUAL, ROWS, COLUMNS
+            dY, dX, dE, position, count, block, labels, width, plane, DEPTH, ROWS, COLUMNS
         )
 
 
@@ -124,21 +121,17 @@ def _finish_labels(
     width,
     plane,
     DEPTH: tl.constexpr,
-    RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row, column = flat_tile(block, tl.cdiv(width, COLUMNS), ROWS, COLUMNS)
     inside = (row < labels) & (column < width)
     line = row.to(tl.int64) * width
-    total = tl.zeros(row.shape, tl.float32)
-    if RESIDUAL:
-        total = tl.load(dY + line + column, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(dY + line + column, mask=inside, other=0.0).to(tl.float32)
     for layer in tl.static_range(DEPTH):
-        if RESIDUAL or layer == 0:
-            own = dX + layer * tl.cast(plane, tl.int64) + line
-            n = tl.load(count + layer * 4)
-            at = tl.load(position + layer * width + column, mask=column < width, other=width)
-            read = (row < labels) & (at < n)
-            total += tl.load(own + at, mask=read, other=0.0).to(tl.float32)
+        own = dX + layer * tl.cast(plane, tl.int64) + line
+        n = tl.load(count + layer * 4)
+        at = tl.load(position + layer * width + column, mask=column < width, other=width)
+        read = (row < labels) & (at < n)
+        total += tl.load(own + at, mask=read, other=0.0).to(tl.float32)
     tl.store(dE + line + column, total.to(dE.dtype.element_ty), mask=inside)

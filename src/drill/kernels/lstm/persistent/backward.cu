@@ -3,10 +3,10 @@
 // gates (T, B, H, 4): the activations. c (T + 1, B, H). dout (T, B, H) bfloat16. dgates (T, B, H, 4)
 // bfloat16. dc (B, H): in, the gradient of the final cell; out, that of the initial one. dbias
 // (B, H, 4): sums of dgates over the steps, before they are rounded. exchange (T, B 4H): the words of
-// dgates, by group (4H / 8, rows, 8), all EMPTY, as are the flags (T, groups, blocks). Of the B = total
-// rows of a step in memory a launch works on `batch`; the pointers are those of its first one. Likewise
-// of the steps: `later` ones are 1 where another launch has worked on them, which left dgates of the next
-// step, dc and dbias; `earlier` ones are 1 where another will.
+// dgates, by group (4H / 8, rows, 8), all EMPTY, as are the flags (T, groups, blocks). The pointers
+// are those of the first step of the launch: `later` is 1 where another launch has worked on the steps
+// after its last, which left dgates of the next step, dc and dbias; `earlier` is 1 where another will on
+// those before.
 //
 // A warp's sixteen rows of Wt are the units of one block of the cluster. Where units do not fill the
 // last cluster, the others' weights are zero, and blocks without units finish nothing.
@@ -17,11 +17,11 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1) lstm_backward(
     const half* Wt, const float4* gates, const float* c, const half* dout, half* exchange, u32* flags,
-    half* dgates, float* dc, float4* dbias, int steps, int batch, int size, int total, u32* stalled,
+    half* dgates, float* dc, float4* dbias, int steps, int batch, int size, u32* stalled,
     int earlier, int later) {
     Groups groups{batch, size};
     int role = __shfl_sync(ALL, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
-    const long long step = (long long)total * H;
+    const long long step = (long long)batch * H;
     set_up_barriers();
     if (role < WARPGROUPS) {
         take_registers_to_multiply();

@@ -3,9 +3,8 @@
 // gates (T, B, H, 4): in, what the input gives; out, the activations. h (T + 1, B, H) bfloat16 and
 // c (T + 1, B, H): row 0 of c is the initial state, the other rows are written. exchange (T, B H)
 // holds the hidden state before each step, by group (H / 8, rows, 8): that of step 0 is there, the rest
-// is EMPTY, as are the flags (T, groups, blocks). Of the B = total rows of a step in memory a launch
-// works on `batch`; the pointers are those of its first one. Likewise of the steps: where `later` ones
-// are another launch's, the state after the last step goes to the exchange, too.
+// is EMPTY, as are the flags (T, groups, blocks). The pointers are those of the first step of the launch:
+// where `later` ones are another launch's, the state after the last step goes to the exchange, too.
 //
 // Warpgroup w of each block multiplies the rows of the units of the cluster's block w. They are ordered
 // so that a thread and its neighbour four lanes on hold the gates i f and g o of one unit.
@@ -16,11 +15,11 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1) lstm_forward(
     const half* W, const float4* bias, float4* gates, half* exchange, u32* flags, half* h, float* c,
-    int steps, int batch, int size, int total, u32* stalled, int later) {
+    int steps, int batch, int size, u32* stalled, int later) {
     Groups groups{batch, size};
     int role = __shfl_sync(ALL, threadIdx.x / 128, 0), rank = blockIdx.x % CLUSTER;
     int thread = threadIdx.x % 128, lane = thread % 32, odd = lane / 4 % 2, within = thread / 32 * 4 + lane / 8;
-    const long long step = (long long)total * H;
+    const long long step = (long long)batch * H;
     set_up_barriers();
     if (role < WARPGROUPS) {
         take_registers_to_multiply();

@@ -10,7 +10,8 @@ ROWS = 64  # of weights that a warpgroup holds in registers
 COLUMNS = 576  # of these at most
 CLUSTER = 8  # blocks of the largest cluster
 LARGEST_GROUP = 40  # batch rows that are multiplied at once: registers about hold their sums
-GROUPS = 2  # of a launch: while the words of one travel, the other is multiplied
+GROUPS = 2  # of a batch: while the words of one travel, the other is multiplied
+LARGEST_BATCH = GROUPS * LARGEST_GROUP
 BARRIERS = 256  # bytes of a block's shared memory for barriers, at most
 
 
@@ -79,11 +80,8 @@ class Cut(NamedTuple):
     size: int
 
     @property
-    def launches(self) -> list[tuple[int, int, int]]:
-        """(first row, rows, groups) of each."""
-        most = GROUPS * self.size
-        counted = ((start, min(most, self.batch - start)) for start in range(0, self.batch, most))
-        return [(start, rows, -(-rows // self.size)) for start, rows in counted]
+    def groups(self) -> int:
+        return -(-self.batch // self.size)
 
     @property
     def tiles(self) -> int:
@@ -92,7 +90,7 @@ class Cut(NamedTuple):
 
     def flags(self, shape: Shape, steps: int) -> int:
         """Number of flags by which blocks signal that a group's words of a step are written."""
-        return len(self.launches) * GROUPS * steps * shape.blocks
+        return self.groups * steps * shape.blocks
 
 
 def cut(batch: int) -> Cut:

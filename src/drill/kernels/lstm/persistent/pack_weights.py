@@ -32,7 +32,7 @@ def prepare(
     group: int,  # batch rows of a group
     flags: int,
     drop: float,
-    seed: Tensor | None,  # (1,), int64; where something is dropped
+    seed: Tensor | None,  # of ``drawn_seeds``, where something is dropped
     transposed: bool,
     stream: torch.cuda.Stream | None = None,
 ) -> ForwardInputs:

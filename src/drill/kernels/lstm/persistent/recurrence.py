@@ -15,7 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drill.kernels.lstm.persistent.layout import CLUSTER, Layout, Shape, cut, layout
+from drill.kernels.lstm.persistent.layout import (
+    CLUSTER,
+    LARGEST_BATCH,
+    Cut,
+    Layout,
+    Shape,
+    cut,
+    layout,
+)
 from drill.kernels.runtime.hopper import SHARED, hopper_missing
 from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, load_kernel
 from drill.kernels.runtime.stalls import stalled_flag
@@ -46,10 +54,12 @@ def _room(index: int) -> int | str:
         return str(error)
 
 
-def unsupported_reason(device: torch.device, hidden: int) -> str | None:
+def unsupported_reason(device: torch.device, hidden: int, batch: int) -> str | None:
     """Why this device cannot run it at this size; None if it can."""
     if obstacle := hopper_missing(device):
         return obstacle
+    if batch > LARGEST_BATCH:
+        return f"a batch of {batch} is over {LARGEST_BATCH}"
     clusters = _room(device.index or 0)
     if isinstance(clusters, str):
         return clusters
@@ -58,11 +68,12 @@ def unsupported_reason(device: torch.device, hidden: int) -> str | None:
     return None
 
 
-def _kernel(shape: Shape, tiles: int, groups: int, device: torch.device) -> Kernel:
+def _kernel(shape: Shape, rows: Cut, device: torch.device) -> Kernel:
     name = "backward" if shape.backward else "forward"
-    defines = {"H": shape.hidden, "TILES": tiles, "GROUPS": groups, "BACKWARD": int(shape.backward)}
-    source = Path(__file__).with_name(f"{name}.cu")
-    return load_kernel(source, f"lstm_{name}", defines, shape.shared(tiles, groups), device)
+    defines = {"H": shape.hidden, "TILES": rows.tiles, "GROUPS": rows.groups}
+    defines["BACKWARD"] = int(shape.backward)
+    source, shared = Path(__file__).with_name(f"{name}.cu"), shape.shared(rows.tiles, rows.groups)
+    return load_kernel(source, f"lstm_{name}", defines, shared, device)
 
 
 class Span(NamedTuple):
@@ -113,15 +124,13 @@ def run_forward(shape: Shape, made: ForwardInputs, gates: Tensor, span: Span) ->
     _, batch, _ = made.c.shape
     steps, device = len(made.c) - 1, made.c.device
     rows = cut(batch)
-    flags = made.flags.view(len(rows.launches), -1)
     t, later = span.begin, int(span.end < steps)
-    for launch, (start, count, groups) in enumerate(rows.launches):
-        kernel = _kernel(shape, rows.tiles, groups, device)
-        given = [made.w_hh, made.bias, gates[t * batch + start :], made.exchange[t, start:]]
-        given += [flags[launch, t * groups * shape.blocks :], made.h[t, start:], made.c[t, start:]]
-        sizes: list[Argument] = [span.end - t, count, rows.size, batch]
-        control: list[Argument] = [stalled_flag(device.index), later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *control])
+    given = [made.w_hh, made.bias, gates[t * batch :], made.exchange[t]]
+    given += [made.flags[rows.flags(shape, t) :], made.h[t], made.c[t]]
+    sizes: list[Argument] = [span.end - t, batch, rows.size]
+    control: list[Argument] = [stalled_flag(device.index), later]
+    kernel = _kernel(shape, rows, device)
+    kernel(shape.blocks, shape.threads, [*given, *sizes, *control], cooperative=True)
 
 
 class Marks(NamedTuple):
@@ -173,16 +182,14 @@ def run_backward(
     dgates = made.of_steps.view(steps, batch, -1)
     rows = cut(batch)
     exchange = marks.words[: dgates.numel()].view_as(dgates)
-    flags = marks.words[dgates.numel() :].view(len(rows.launches), -1)  # two words each
+    flags = marks.words[dgates.numel() :]  # two words each
     t, earlier, later = span.begin, int(span.begin > 0), int(span.end < steps)
-    for launch, (start, count, groups) in enumerate(rows.launches):
-        kernel = _kernel(shape, rows.tiles, groups, device)
-        given = [w_hh_t, gates[t * batch + start :], c[t, start:], dout[t, start:]]
-        given += [exchange[t, start:], flags[launch, 2 * t * groups * shape.blocks :]]
-        given += [dgates[t, start:], marks.dc[start:], made.of_bias[start:]]
-        sizes: list[Argument] = [span.end - t, count, rows.size, batch]
-        control: list[Argument] = [stalled_flag(device.index), earlier, later]
-        kernel(shape.blocks, shape.threads, [*given, *sizes, *control])
+    given = [w_hh_t, gates[t * batch :], c[t], dout[t], exchange[t]]
+    given += [flags[2 * rows.flags(shape, t) :], dgates[t], marks.dc, made.of_bias]
+    sizes: list[Argument] = [span.end - t, batch, rows.size]
+    control: list[Argument] = [stalled_flag(device.index), earlier, later]
+    kernel = _kernel(shape, rows, device)
+    kernel(shape.blocks, shape.threads, [*given, *sizes, *control], cooperative=True)
 
 
 # -- two layers at once -------------------------------------------------------------------------

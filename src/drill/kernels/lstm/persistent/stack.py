@@ -23,20 +23,30 @@ from torch.autograd.function import once_differentiable
 
 from drill.kernels.lstm.persistent.stack_backward import BackwardPass
 from drill.kernels.lstm.persistent.stack_forward import ForwardPass, SavedLayer
-from drill.kernels.lstm.weights import by_layer
+from drill.kernels.lstm.weights import Weights, by_layer
 
 
-def persistent_layers(x: Tensor, drop: float, between: float, *given: Tensor) -> tuple[Tensor, ...]:
-    """x (T, B, i), and h, c (B, H) and weights of each layer -> h of the last one (T, B, p), and h
-    and c of each after the last step (B, H).
+def persistent_layers(
+    x: Tensor,  # (T, B, i)
+    states: Sequence[tuple[Tensor, ...]],  # h and c of each layer, (1, B, H)
+    weights: Sequence[Weights],  # of each layer
+    drop: float = 0.0,
+    between: float = 0.0,
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """h of the last layer (T, B, p), bfloat16, and h and c of each after the last step (1, B, H).
 
     ``drop`` is the share of the entries of each W_hh that this call loses, ``between`` that of the
     units between two layers, the same at all steps; the others grow by 1 / (1 - share). x and the
-    output are bfloat16. They may be wider than i and H, with zeros there.
+    output may be wider than i and H, with zeros there.
     """
-    lowest = _lowest_trained(x, given)
-    made: tuple[Tensor, ...] = PersistentLayers.apply(x, drop, between, lowest, *given)
-    return made
+    layers = zip(states, weights, strict=True)
+    given = [tensor for (h, c), each in layers for tensor in (h[0], c[0], *each)]
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
+        x = x.to(torch.bfloat16)
+        lowest = _lowest_trained(x, given)
+        output, *ends = PersistentLayers.apply(x, drop, between, lowest, *given)
+    pairs = zip(ends[::2], ends[1::2], strict=True)
+    return output, [(h[None], c[None]) for h, c in pairs]
 
 
 def _lowest_trained(x: Tensor, given: Sequence[Tensor]) -> int:
@@ -53,7 +63,10 @@ def _lowest_trained(x: Tensor, given: Sequence[Tensor]) -> int:
 
 
 class PersistentLayers(torch.autograd.Function):
-    """``persistent_layers``; those from ``lowest`` on are saved for backward."""
+    """x, and h, c (B, H) and weights of each layer, to output and h, c of each.
+
+    Those from ``lowest`` on are saved for backward.
+    """
 
     @staticmethod
     def forward(

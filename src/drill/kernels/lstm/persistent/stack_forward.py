@@ -23,7 +23,7 @@ from drill.kernels.lstm.persistent.recurrence import (
     run_forward,
 )
 from drill.kernels.lstm.weights import Layer
-from drill.kernels.runtime.dropout_masks import draw_mask
+from drill.kernels.runtime.dropout_masks import draw_mask, drawn_seeds
 from drill.kernels.runtime.overlap import mark_start
 from drill.kernels.runtime.streams import second_stream
 
@@ -56,7 +56,8 @@ class ForwardPass:
         self.steps, self.batch, _ = x.shape
         self.layouts = [_layout(x.device, layer.hidden) for layer in layers]
         self.widths = [x.shape[2], *(each.hidden for each in self.layouts[:-1])]
-        self.seeds = _seeds(len(layers), x.device) if drop > 0.0 else [None for _ in layers]
+        seeds = drawn_seeds(len(layers), x.device) if drop > 0.0 else [None for _ in layers]
+        self.seeds: Sequence[Tensor | None] = seeds
         self.masks: list[Tensor | None] = [None] * len(layers)
         self.ends = [(torch.empty_like(layer.h), torch.empty_like(layer.c)) for layer in layers]
         self.made: list[ForwardInputs] = []
@@ -159,14 +160,6 @@ def _layout(device: torch.device, hidden: int) -> Layout:
     found = layout_on(device, hidden)
     assert found is not None
     return found
-
-
-def _seeds(count: int, device: torch.device) -> list[Tensor]:
-    """(1,) each, drawn on the device: from the host they would be the same in every replay.
-
-    They lie 16 bytes apart, so that Triton takes one kernel for all.
-    """
-    return [pair[:1] for pair in torch.randint(2**62, (count, 2), device=device)]
 
 
 def _drawn(shape: tuple[int, ...], p: float, stream: torch.cuda.Stream) -> Tensor:
