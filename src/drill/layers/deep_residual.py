@@ -30,14 +30,7 @@ from drill.kernels.runtime.dispatch import compute_dtype
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_counts, check_integer, check_positive, one_of
 from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, MapOptions, Norm
-from drill.layers.label_source import (
-    LabelSource,
-    checked_rows,
-    factory_kwargs,
-    label_count,
-    label_vectors,
-    label_width,
-)
+from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 Gate = Literal["none", "frequency"]
 GATE_COUNT = 100.0
@@ -68,8 +61,8 @@ def encode(
 class DeepResidual(MatrixLayer):
     """A deep map of the labels with a residual connection to the embedding after each map.
 
-    Depth 0 is weight tying. Adds depth*(d*d + d) + V parameters. After
-    training, ``fold()`` makes it a plain ``nn.Linear``.
+    Depth 0 is weight tying. Adds depth*(d*d + d) + V parameters. After training, ``fold()`` makes
+    it a plain ``nn.Linear``.
 
     Args:
         embedding: the model's nn.Embedding (V, d), shared, or a label source.
@@ -98,6 +91,7 @@ class DeepResidual(MatrixLayer):
 
     scales_with_embedding = True
     map_parameters = ("maps",)
+    gates: Tensor | None  # g (V,)
 
     def __init__(
         self,
@@ -126,18 +120,9 @@ class DeepResidual(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         depth = check_integer(name, "depth", depth, minimum=0)
-        factory = factory_kwargs(embedding)
+        where = factory_kwargs(embedding)
         map_options = MapOptions(
-            name,
-            activation,
-            dropout,
-            locked,
-            dropout_at,
-            init_range,
-            map_bias,
-            factory,
-            norm,
-            block,
+            name, activation, dropout, locked, dropout_at, init_range, map_bias, where, norm, block
         )
         if check_bool(name, "residual", residual) or depth == 0:
             other = "another one needs residual=False and depth >= 1"
@@ -153,7 +138,7 @@ class DeepResidual(MatrixLayer):
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
         if check_bool(name, "zero_start", zero_start) and depth > 0:
             self._start_at_zero()
-        self._add_gate(counts)
+        self.register_buffer("gates", self._gates(counts))
 
     def _start_at_zero(self) -> None:
         name, last = type(self).__name__, self.maps[-1]
@@ -169,38 +154,29 @@ class DeepResidual(MatrixLayer):
         for parameter in last.parameters():
             nn.init.zeros_(parameter)
 
-    def _add_gate(self, counts: Tensor | Sequence[float] | None) -> None:
-        name, V = type(self).__name__, label_count(self.embedding)
-        self.gates: Tensor | None  # g
+    def _gates(self, counts: Tensor | Sequence[float] | None) -> Tensor | None:
+        name, V = type(self).__name__, self.vocabulary_size
         if self.gate == "none":
-            self.gates = None
             unused = "left out unless gate='frequency'"
             require(self.gate_count == GATE_COUNT, name, "gate_count", unused, self.gate_count)
             require(counts is None, name, "counts", unused, type(counts).__name__)
-            return
+            return None
         possible = self.residual and self.depth > 0
         require(possible, name, "gate", "'none' without residual or at depth 0", self.gate)
         needed = f"a number for each of the {V} labels with gate='frequency'"
         require(counts is not None, name, "counts", needed, counts)
-        seen = check_counts(name, counts, V)
-        gates = 1 / (1 + seen / self.gate_count)
-        self.register_buffer("gates", gates.to(**factory_kwargs(self.embedding)))
+        gates = 1 / (1 + check_counts(name, counts, V) / self.gate_count)
+        return gates.to(**factory_kwargs(self.embedding))
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
-        gates = self.gates
-        if rows is not None:
-            rows = checked_rows(type(self).__name__, self.embedding, rows, check)
-            gates = None if gates is None else gates[rows]
-        E = label_vectors(self.embedding, rows)
-        how: dict[str, Any] = {
-            "residual": self.residual,
-            "residual_between": self.residual_between,
-            "gate": gates,
-        }
-        fused = encode_maps(E, self.maps, self.impl, **how)
+        E, gates = self.label_rows(rows, check), self.gates
+        if rows is not None and gates is not None:
+            gates = gates[rows.long()]
+        sums = {"residual": self.residual, "residual_between": self.residual_between}
+        fused = encode_maps(E, self.maps, self.impl, **sums, gate=gates)
         if fused is not None:
             return fused
-        Y = encode(E, self.maps, **how)
+        Y = encode(E, self.maps, **sums, gate=gates)
         return E if Y is E else Y.to(compute_dtype(E))  # autocast widens a sum with E
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
