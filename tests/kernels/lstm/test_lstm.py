@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_said(monkeypatch):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(recurrence, "_room", lambda index: 16)
+    monkeypatch.setattr(recurrence, "_cluster_count", lambda index: 16)
     monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     assert unsupported_reason(device, 1150, 80) is None
     assert unsupported_reason(device, 1150, 81) == "a batch of 81 is over 80"

@@ -86,7 +86,7 @@ def test_wanted_gradients_come_back_in_the_order_of_the_parameters(asked, device
     d_bias = torch.randn(BATCH, PADDED, 4, device=device)
     by_gate = [given[0], given[1], d_bias.sum(0)[:HIDDEN].t().reshape(-1)]
     grads = [by_unit(given[0], WIDTH), by_unit(given[1], PADDED), d_bias]
-    made = Gradients.room(given, given[0].device, asked)
+    made = Gradients.empty(given, given[0].device, asked)
     wanted = (*asked[:2], asked[2] or asked[3])
     assert tuple(each is not None for each in made) == tuple(map(bool, wanted))
     some = [grad if ask else None for grad, ask in zip(grads, wanted, strict=True)]
@@ -112,9 +112,9 @@ def test_weights_and_gradients_drop_the_same_entries_and_scale_the_others(drop, 
     assert torch.equal(made.w_hh_t, made.w_hh.t())
     ones = torch.ones(4 * PADDED, PADDED, device=device)
     meta = Weights(*(each.to("meta") for each in given))  # no value of theirs is read
-    room = Gradients.room(meta, ones.device, (False, True, False, False))
-    finish(room, None, ones, None, drop=drop, seed=seed)
-    back = room.w_hh
+    gradients = Gradients.empty(meta, ones.device, (False, True, False, False))
+    finish(gradients, None, ones, None, drop=drop, seed=seed)
+    back = gradients.w_hh
     mask = (made.w_hh != 0).view(PADDED, 4, PADDED)[:HIDDEN, :, :HIDDEN].transpose(0, 1)
     assert torch.equal(back != 0, mask.reshape(4 * HIDDEN, HIDDEN))
     torch.testing.assert_close(back.max().item(), 1 / (1 - drop))

@@ -110,7 +110,7 @@ def without_gpu(monkeypatch):
         return found if out is None else out.copy_(found)
 
     monkeypatch.setattr(torch, "mm", product)
-    monkeypatch.setattr(recurrence, "_room", lambda index: 16)
+    monkeypatch.setattr(recurrence, "_cluster_count", lambda index: 16)
     monkeypatch.setattr(recurrence, "SHORTEST_TOGETHER", 20)
     monkeypatch.setattr(recurrence, "SMALLEST_TOGETHER", 1)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)

@@ -87,7 +87,7 @@ both_kernels = pytest.mark.parametrize(
 
 
 class Chunk(NamedTuple):
-    """What ``Exponentials.errors`` takes, and what it leaves."""
+    """What ``Exponentials.logit_gradients`` takes, and what it leaves."""
 
     contexts: Tensor  # (tokens * K, k)
     weight: Tensor  # (V, k)
@@ -104,11 +104,11 @@ class Chunk(NamedTuple):
         w, labels, columns = self.widened()
         maker = kernel(w, labels, columns, self.experts, self.contexts.shape[0])
         out = w.new_full((self.contexts.shape[0], w.shape[0]), torch.nan)
-        losses, mass = out.new_empty((2, out.shape[0]), dtype=torch.float32)
-        rows = maker.errors(self.contexts, self.targets, out, losses, mass)
+        losses, row_factor = out.new_empty((2, out.shape[0]), dtype=torch.float32)
+        rows = maker.logit_gradients(self.contexts, self.targets, out, losses, row_factor)
         assert torch.equal(rows[:, : self.contexts.shape[1]], self.contexts)
         assert (rows[:, self.contexts.shape[1] :] == 1).all()
-        return out, losses, mass
+        return out, losses, row_factor
 
     def widened(self) -> tuple[Tensor, int, int]:
         dtype = torch.bfloat16
@@ -146,12 +146,12 @@ def chunk(
 
 
 def assert_close(found: tuple[Tensor, Tensor, Tensor], given: Chunk, rows: Tensor | slice) -> None:
-    out, losses, mass = (x[rows].double() for x in found)
+    out, losses, row_factor = (x[rows].double() for x in found)
     errors, truth = (x[rows] for x in given.truth())
     torch.testing.assert_close(losses, truth, rtol=1e-4, atol=1e-4)
     # Triton's interpreter cuts float32 to bfloat16 where a GPU rounds.
     digit = torch.finfo(torch.bfloat16).eps
-    distance = (out[:, : errors.shape[1]] / mass[:, None] - errors).norm()
+    distance = (out[:, : errors.shape[1]] / row_factor[:, None] - errors).norm()
     assert distance < digit * errors.norm() + 1e-5
     assert not out[:, errors.shape[1] :].any()
 
@@ -200,11 +200,11 @@ def test_rows_without_a_target_among_the_labels_are_zeros(kernel):
     given = chunk(kernel, 12, 3, 170, 20)
     given.targets[4] = IGNORE_INDEX
     given.targets[7] = 170
-    out, losses, mass = found = given.solve(kernel)
+    out, losses, row_factor = found = given.solve(kernel)
     lost = (given.rows_targets == IGNORE_INDEX) | (given.rows_targets == 170)
     assert losses[lost].isnan().all()
     assert not out[lost].any()
-    assert not mass[lost].any()
+    assert not row_factor[lost].any()
     assert_close(found, given, ~lost)
 
 
@@ -227,9 +227,9 @@ def test_a_masked_target_costs_infinity_and_a_masked_label_has_no_error(kernel):
 def test_a_label_without_a_finite_logit_leaves_no_finite_loss(kernel, label, value):
     given = chunk(kernel, 12, 3, 170, 20)
     given.bias[label] = value
-    _, losses, mass = given.solve(kernel)
+    _, losses, row_factor = given.solve(kernel)
     assert losses.isnan().all()
-    assert mass.isnan().all()
+    assert row_factor.isnan().all()
 
 
 def test_columns_are_padded_by_one_at_least():
@@ -296,7 +296,7 @@ def test_a_sweep_leaves_the_loss_of_the_operands_as_they_were_rounded(
     monkeypatch.setattr(mixture_module, "tokens_at_once", lambda *_: at_once)
     if kernel is Emulated:
         maker = Emulated(*given.widened(), experts, at_once * experts)
-        monkeypatch.setattr(mixture_module, "_errors_by", lambda *_: maker)
+        monkeypatch.setattr(mixture_module, "_gradients_by", lambda *_: maker)
     torch.manual_seed(0)
     log_prior = torch.randn(tokens, experts, device=device).log_softmax(-1)
     contexts = given.contexts.float().view(tokens, experts, -1).requires_grad_()

@@ -46,9 +46,9 @@ def test_what_a_source_includes_is_part_of_it(tmp_path):
         (exp_gemm.SOURCE, exp_gemm.SOURCE.stem),
         (sgd_step.SOURCE, "squares"),
         (sgd_step.SOURCE, "update"),
-        (recurrence.ROOM_SOURCE, "cluster_of_eight"),
-        (recurrence.ROOM_SOURCE.with_name("forward.cu"), "lstm_forward"),
-        (recurrence.ROOM_SOURCE.with_name("backward.cu"), "lstm_backward"),
+        (recurrence.OCCUPANCY_SOURCE, "cluster_of_eight"),
+        (recurrence.OCCUPANCY_SOURCE.with_name("forward.cu"), "lstm_forward"),
+        (recurrence.OCCUPANCY_SOURCE.with_name("backward.cu"), "lstm_backward"),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -102,10 +102,10 @@ def test_what_the_driver_refuses_is_an_obstacle_that_auto_goes_around(monkeypatc
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr(nvrtc, "unavailable_reason", lambda: None)
     monkeypatch.setattr(torch.version, "hip", None)
-    recurrence._room.cache_clear()
+    recurrence._cluster_count.cache_clear()
     nvrtc._kernel.cache_clear()
     reason = recurrence.unsupported_reason(torch.device("cuda", 0), 400, 1)
-    recurrence._room.cache_clear()
+    recurrence._cluster_count.cache_clear()
     assert reason.startswith("cluster_occupancy.cu: does not load")
 
 
@@ -128,4 +128,4 @@ def test_a_gpu_says_how_many_clusters_it_runs():
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("clusters are of Hopper and later")
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    assert processors // 16 < recurrence._room(0) <= processors // 8
+    assert processors // 16 < recurrence._cluster_count(0) <= processors // 8

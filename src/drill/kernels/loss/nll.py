@@ -10,6 +10,15 @@ Three implementations give the same result:
 ``chunked``    pure PyTorch on any device, memory bounded whatever N and V are
 ``triton``     the same chunks with two Triton kernels between the matrix products (CUDA)
 ``auto``       the one that :func:`choose` returns
+
+Which route a call takes, the first line that fits:
+
+``reference``                                     this file, all logits in memory
+inside ``torch.compile``                          ``compile_op``: ``chunked`` as an operator
+nothing to differentiate                          ``chunked``, nothing saved
+``triton``, the logits fit into ``memory``        ``chunked`` with one chunk, which is saved
+mean or sum; no float16, no bfloat16 on a CPU     ``token_sweep``: gradients with the logits
+anything else                                     ``chunked``, as many chunks saved as fit
 """
 
 import logging

@@ -42,7 +42,7 @@ class Gradients(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def room(
+    def empty(
         cls,
         like: Weights,  # for shapes and dtypes, on any device
         device: torch.device,

@@ -1,6 +1,8 @@
 """A product fused with the exponential of its results, for the mixture loss: Hopper GPUs, bfloat16.
 
-    E = exp(C W^T - c),   m the sums of its rows     (rows, w, shifts and mass below are C, W, c, m)
+    E = exp(C W^T - c),   m the sums of its rows
+
+(below C, W, c and m are rows, w, shifts and row_factor)
 
 A pass over logits reads and writes them all. Here the product makes exponentials while it has the
 logits in registers; those are never written. So c has to be known before them. It is the target's
@@ -83,7 +85,7 @@ def _clusters(depth: int, device: torch.device) -> int:
 
 
 class Exponentials:
-    """Makes the errors of a mixture's logits, chunk by chunk, for one W."""
+    """Makes the gradients of a mixture's logits, chunk by chunk, for one W."""
 
     def __init__(self, w: Tensor, labels: int, columns: int, experts: int, height: int) -> None:
         """w (V padded, k and the bias) with ``columns`` that count; the rest are 0."""
@@ -104,10 +106,10 @@ class Exponentials:
             num_warps=1,
         )
 
-    def errors(
-        self, contexts: Tensor, targets: Tensor, out: Tensor, losses: Tensor, mass: Tensor
+    def logit_gradients(
+        self, contexts: Tensor, targets: Tensor, out: Tensor, losses: Tensor, row_factor: Tensor
     ) -> Tensor:
-        """As ``ProductAndPass.errors``: out gets dL/dlogits; returns the contexts with their 1."""
+        """As ``ProductAndPass.logit_gradients``; returns the contexts with their 1."""
         count, depth = contexts.shape[0], self.depth
         rows = self.rows[:count]
         shifts = losses.new_empty(count)
@@ -139,7 +141,7 @@ class Exponentials:
             self.w,
             out,
             losses,
-            mass,
+            row_factor,
             count,
             self.labels,
             out.shape[1],

@@ -80,9 +80,9 @@ def finish_rows(
     targets,  # (tokens,)
     rows,  # (R, depth)
     w,  # (V padded, columns)
-    errors,  # (R, padded); the target's place is written
+    gradients,  # (R, padded); the target's place is written
     losses,  # (R,), written
-    mass,  # (R,), written
+    row_factor,  # (R,), written
     count,
     labels,
     padded,
@@ -115,21 +115,21 @@ def finish_rows(
     known = (label >= 0) & (label < labels)
     loss = tl.where(c == float("inf"), float("inf"), tl.log(m))
     tl.store(losses + row, tl.where(known, loss, float("nan")), mask=own)
-    tl.store(mass + row, m, mask=own)
+    tl.store(row_factor + row, m, mask=own)
     near = known & (c < float("inf"))
-    tl.store(errors + row * padded + label, (1.0 - m).to(errors.dtype.element_ty), mask=near)
+    tl.store(gradients + row * padded + label, (1.0 - m).to(gradients.dtype.element_ty), mask=near)
     if tl.max(m, 0) > HIGHEST:
         tl.debug_barrier()  # what follows reads the sums and writes over the rest
         for begin in range(0, BLOCK, FEW):
             few = start + begin + tl.arange(0, FEW)
-            high = tl.load(mass + few, mask=few < count, other=0.0) > HIGHEST
+            high = tl.load(row_factor + few, mask=few < count, other=0.0) > HIGHEST
             if tl.max(high.to(tl.int32), 0) > 0:
                 _again(
                     rows,
                     w,
-                    errors,
+                    gradients,
                     losses,
-                    mass,
+                    row_factor,
                     few,
                     high,
                     tl.load(targets + few // experts, mask=high, other=0),
@@ -148,9 +148,9 @@ def finish_rows(
 def _again(
     rows,
     w,
-    errors,
+    gradients,
     losses,
-    mass,
+    row_factor,
     row,  # (FEW,)
     high,  # (FEW,), those that are meant
     label,
@@ -174,14 +174,14 @@ def _again(
         e = tl.exp(x - peak[:, None])
         m += tl.sum(e, 1)
         column = start + tl.arange(0, LABELS)
-        at = errors + row[:, None] * padded + column[None, :]
+        at = gradients + row[:, None] * padded + column[None, :]
         inside = high[:, None] & (column < labels)[None, :]
-        tl.store(at, e.to(errors.dtype.element_ty), mask=inside)
+        tl.store(at, e.to(gradients.dtype.element_ty), mask=inside)
     tl.store(losses + row, peak - c + tl.log(m), mask=high)
-    tl.store(mass + row, m, mask=high)
+    tl.store(row_factor + row, m, mask=high)
     tl.debug_barrier()  # the target's place is written last
-    error = tl.exp(c - peak) - m
-    tl.store(errors + row * padded + label, error.to(errors.dtype.element_ty), mask=high)
+    gradient = tl.exp(c - peak) - m
+    tl.store(gradients + row * padded + label, gradient.to(gradients.dtype.element_ty), mask=high)
 
 
 @triton.jit

@@ -204,9 +204,9 @@ def _sweep(
     w = _with_bias(weight, bias, dtype, passes)  # (V padded, k and the bias)
     columns = slice(0 if for_weight else width, w.shape[1] if for_bias else width)
     height = at_once * experts
-    maker = _errors_by(settings.engine, w, weight, bias, experts, height)
+    maker = _gradients_by(settings.engine, w, weight, bias, experts, height)
     logits = w.new_empty((height, w.shape[0]))
-    each, mass = w.new_empty((2, height), dtype=exact)
+    expert_losses, row_factor = w.new_empty((2, height), dtype=exact)
     losses = contexts.new_empty(tokens, dtype=exact)
     gamma, share = contexts.new_empty((2, tokens, experts), dtype=exact)
     context_sums = contexts.new_empty(contexts.shape, dtype=dtype) if for_contexts else None
@@ -219,13 +219,13 @@ def _sweep(
     for some in spans(tokens, at_once):
         here = slice(some.start * experts, some.stop * experts)
         count = here.stop - here.start
-        errors = logits[:count]
-        rows = maker.errors(contexts[here], targets[some], errors, each[:count], mass[:count])
+        gradients = logits[:count]
+        own = expert_losses[:count], row_factor[:count]
+        rows = maker.logit_gradients(contexts[here], targets[some], gradients, *own)
         scaled = None if operand is None else operand[:count]
         passes.mix(
             log_prior[some],
-            each[:count],
-            mass[:count],
+            *own,
             targets[some],
             settings.ignore_index,
             rows[:, columns],
@@ -235,16 +235,16 @@ def _sweep(
             share[some],
         )
         if context_sums is not None:
-            torch.mm(errors, w[:, :width], out=context_sums[here])
+            torch.mm(gradients, w[:, :width], out=context_sums[here])
         if label_sums is not None and scaled is not None:
-            add_product(label_sums, errors.t(), scaled, add=some.start > 0)
+            add_product(label_sums, gradients.t(), scaled, add=some.start > 0)
     return Swept(losses, gamma, share, context_sums, label_sums)
 
 
-def _errors_by(
+def _gradients_by(
     engine: str, w: Tensor, weight: Tensor, bias: Tensor | None, experts: int, height: int
 ) -> ProductAndPass:
-    """The fastest maker of errors for chunks of up to ``height`` rows."""
+    """The fastest maker of logits' gradients for chunks of up to ``height`` rows."""
     labels, columns = weight.shape[0], weight.shape[1] + _bias_columns(bias, w.dtype)
     missing = _direct_missing(engine, weight, bias, w.dtype)
     if missing is None:

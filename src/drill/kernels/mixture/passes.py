@@ -37,13 +37,13 @@ class TorchPasses:
             # A masked label: -inf is the first column's.
             bias = (bias - out[:count, column]).nan_to_num(0.0, 0.0, 0.0)
 
-    def errors(
-        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
+    def logit_gradients(
+        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, row_factor: Tensor
     ) -> None:
-        """logits (R, V padded with 0) become mass * (softmax - onehot), the padding stays 0.
+        """logits (R, V padded with 0) become row_factor * (softmax - onehot), the padding stays 0.
 
-        ``mass`` (R,), some number above 0 a row, is written and so are the losses (R,), NaN where
-        a target (tokens,) is no label.
+        ``row_factor`` (R,), some number above 0 a row, is written and so are the losses (R,), NaN
+        where a target (tokens,) is no label.
         """
         logits, experts = logits[:, :labels], losses.shape[0] // targets.shape[0]
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -51,32 +51,32 @@ class TorchPasses:
         known = ((targets >= 0) & (targets < labels)).repeat_interleave(experts)
         column = torch.where(known, targets.repeat_interleave(experts), 0)[:, None]
         hit = torch.where(known, log_p.gather(1, column)[:, 0], torch.nan)
-        errors = log_p.exp_().scatter_add_(1, column, -known[:, None].to(wide))
-        logits.copy_(errors)
+        gradients = log_p.exp_().scatter_add_(1, column, -known[:, None].to(wide))
+        logits.copy_(gradients)
         losses.copy_(-hit)
-        mass.fill_(1)
+        row_factor.fill_(1)
 
     def mix(
         self,
         log_prior: Tensor,  # (tokens, K)
-        each: Tensor,  # (R,) losses of the experts
-        mass: Tensor,  # (R,)
+        expert_losses: Tensor,  # (R,)
+        row_factor: Tensor,  # (R,)
         targets: Tensor,  # (tokens,)
         ignore_index: int,
         rows: Tensor,  # (R, columns)
-        scaled: Tensor | None,  # (R, columns), becomes gamma / mass * rows
+        scaled: Tensor | None,  # (R, columns), becomes gamma / row_factor * rows
         losses: Tensor,  # (tokens,), written; 0 where ignored
         gamma: Tensor,  # (tokens, K), written; 0 where ignored, or where the target is masked
-        share: Tensor,  # (tokens, K), written: gamma / mass
+        share: Tensor,  # (tokens, K), written: gamma / row_factor
     ) -> None:
         """The losses of the mixture and the experts' shares in them."""
-        scores = log_prior - each.view(log_prior.shape)
+        scores = log_prior - expert_losses.view(log_prior.shape)
         total = torch.logsumexp(scores, 1)
         ignored = targets == ignore_index
         losses.copy_(torch.where(ignored, 0, -total))
         nobody = (ignored | (total == -torch.inf))[:, None]
         gamma.copy_(torch.where(nobody, 0, (scores - total[:, None]).exp()))
-        share.copy_(torch.where(nobody, 0, gamma / mass.view(gamma.shape)))
+        share.copy_(torch.where(nobody, 0, gamma / row_factor.view(gamma.shape)))
         if scaled is not None:
             scaled.copy_(rows * share.view(-1, 1))
 
@@ -97,7 +97,7 @@ SLICE_ELEMENTS = {"cpu": 2**19, "cuda": 2**40}
 
 
 class ProductAndPass:
-    """Logits by a product, then their errors in the same place; ``Exponentials`` has the same."""
+    """Logits by a product, then their gradients in their place; ``Exponentials`` has the same."""
 
     def __init__(
         self, passes: TorchPasses, w: Tensor, labels: int, experts: int, room: Tensor | None
@@ -106,13 +106,13 @@ class ProductAndPass:
         self.room = room  # (R, columns of w) where w has the bias
         self.in_cache = at_most(SLICE_ELEMENTS, w, experts * w.shape[0])
 
-    def errors(
+    def logit_gradients(
         self,
         contexts: Tensor,  # (R, k)
         targets: Tensor,  # (tokens,)
-        out: Tensor,  # (R, V padded), written: mass * (softmax - onehot), 0 in the padding
+        out: Tensor,  # (R, V padded), written: row_factor * (softmax - onehot), 0 in the padding
         losses: Tensor,  # (R,), written; NaN where a target is no label
-        mass: Tensor,  # (R,), written
+        row_factor: Tensor,  # (R,), written
     ) -> Tensor:
         """The contexts in the products' dtype, followed by 1 where w has the bias."""
         if self.room is None:
@@ -123,7 +123,8 @@ class ProductAndPass:
         for few in spans(targets.shape[0], self.in_cache):
             part = slice(few.start * self.experts, few.stop * self.experts)
             torch.mm(rows[part], self.w.t(), out=out[part])
-            self.passes.errors(out[part], self.labels, targets[few], losses[part], mass[part])
+            written = losses[part], row_factor[part]
+            self.passes.logit_gradients(out[part], self.labels, targets[few], *written)
         return rows
 
 

@@ -20,8 +20,8 @@ _ALL_TARGETS = NllOptions(torch.iinfo(torch.int64).min, 0.0, torch.float32, "tri
 @triton.jit
 def _mix(
     log_prior,  # (tokens, K)
-    each,  # (tokens * K,)
-    mass,  # (tokens * K,)
+    expert_losses,  # (tokens * K,)
+    row_factor,  # (tokens * K,)
     targets,  # (tokens,)
     rows,  # (tokens * K, columns), rows ``stride`` apart
     scaled,  # (tokens * K, columns), rows ``scaled_stride`` apart, written
@@ -43,7 +43,7 @@ def _mix(
     own = expert < experts
     offset = token * experts + expert
     score = tl.load(log_prior + offset, mask=own, other=-float("inf"))
-    score -= tl.load(each + offset, mask=own, other=0.0)
+    score -= tl.load(expert_losses + offset, mask=own, other=0.0)
     peak = tl.max(score, 0)
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     total = peak + tl.log(tl.sum(tl.exp(score - peak), 0))
@@ -52,7 +52,7 @@ def _mix(
     nobody = ignored | (total == -float("inf"))  # -inf - -inf would be NaN
     posterior = tl.where(nobody, 0.0, tl.exp(score - total))
     tl.store(gamma + offset, posterior, mask=own)
-    r = posterior / tl.load(mass + offset, mask=own, other=1.0)
+    r = posterior / tl.load(row_factor + offset, mask=own, other=1.0)
     r = tl.where(nobody, 0.0, r)
     tl.store(share + offset, r, mask=own)
     if HAS_SCALED:
@@ -125,23 +125,23 @@ class TritonPasses(TorchPasses):
             num_warps=4,
         )
 
-    def errors(
-        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, mass: Tensor
+    def logit_gradients(
+        self, logits: Tensor, labels: int, targets: Tensor, losses: Tensor, row_factor: Tensor
     ) -> None:
         """By the loss's passes: the first reads the logits, the second replaces them."""
         logits, rows = logits[:, :labels], logits.shape[0]
         targets = targets.repeat_interleave(rows // targets.shape[0])
-        passes, scale = TritonEngine(), mass.new_ones(()).expand(rows)
+        passes, scale = TritonEngine(), row_factor.new_ones(()).expand(rows)
         found, lse = passes.whole(logits, None, targets, _ALL_TARGETS)
         passes.differentiate(logits, None, targets, 0, lse, scale, _ALL_TARGETS, labels, False)
         losses.copy_(found)
-        mass.fill_(1)
+        row_factor.fill_(1)
 
     def mix(
         self,
         log_prior: Tensor,
-        each: Tensor,
-        mass: Tensor,
+        expert_losses: Tensor,
+        row_factor: Tensor,
         targets: Tensor,
         ignore_index: int,
         rows: Tensor,
@@ -153,8 +153,8 @@ class TritonPasses(TorchPasses):
         tokens, experts = log_prior.shape
         _mix[(tokens,)](
             log_prior.contiguous(),
-            each,
-            mass,
+            expert_losses,
+            row_factor,
             targets,
             rows,
             scaled,

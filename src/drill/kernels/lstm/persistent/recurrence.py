@@ -28,18 +28,18 @@ from drill.kernels.runtime.hopper import SHARED, hopper_missing
 from drill.kernels.runtime.nvrtc import Argument, CompileError, DriverError, Kernel, load_kernel
 from drill.kernels.runtime.stalls import stalled_flag
 
-ROOM_SOURCE = Path(__file__).with_name("cluster_occupancy.cu")
+OCCUPANCY_SOURCE = Path(__file__).with_name("cluster_occupancy.cu")
 EMPTY = -1  # as int16: no conversion to bfloat16 gives it
 
 
 def layout_on(device: torch.device, hidden: int) -> Layout | None:
     """``layout`` with the sizes of a Hopper GPU."""
-    clusters = _room(device.index or 0)
+    clusters = _cluster_count(device.index or 0)
     return None if isinstance(clusters, str) else layout(hidden, clusters)
 
 
 @cache
-def _room(index: int) -> int | str:
+def _cluster_count(index: int) -> int | str:
     """Clusters of eight blocks that run at once, each block on a multiprocessor of its own.
 
     Or why nothing can be compiled and loaded there that would use them.
@@ -47,7 +47,7 @@ def _room(index: int) -> int | str:
     device = torch.device("cuda", index)
     try:
         with torch.cuda.device(index):
-            kernel = load_kernel(ROOM_SOURCE, "cluster_of_eight", {}, SHARED, device)
+            kernel = load_kernel(OCCUPANCY_SOURCE, "cluster_of_eight", {}, SHARED, device)
             processors = torch.cuda.get_device_properties(index).multi_processor_count
             return kernel.clusters_at_once(processors // CLUSTER * CLUSTER, 256)
     except (CompileError, DriverError) as error:
@@ -60,7 +60,7 @@ def unsupported_reason(device: torch.device, hidden: int, batch: int) -> str | N
         return obstacle
     if batch > LARGEST_BATCH:
         return f"a batch of {batch} is over {LARGEST_BATCH}"
-    clusters = _room(device.index or 0)
+    clusters = _cluster_count(device.index or 0)
     if isinstance(clusters, str):
         return clusters
     if layout(hidden, clusters) is None:
@@ -93,7 +93,7 @@ def fit_together(one: Layout, other: Layout, device: torch.device) -> bool:
     as long as no launch has priority over another: one that came later and found no room could keep
     out what is left of the earlier one, whose blocks wait for one another. It gained nothing.
     """
-    clusters = _room(device.index or 0)
+    clusters = _cluster_count(device.index or 0)
     assert isinstance(clusters, int)
     return all(
         -(-a.blocks // CLUSTER) + -(-b.blocks // CLUSTER) <= clusters
@@ -140,7 +140,7 @@ class Marks(NamedTuple):
     dc: Tensor  # (B, p), of the cells after the last step
 
     @classmethod
-    def room(cls, shape: Shape, steps: int, batch: int, device: torch.device) -> "Marks":
+    def empty(cls, shape: Shape, steps: int, batch: int, device: torch.device) -> "Marks":
         count = steps * batch * 4 * shape.hidden + 2 * cut(batch).flags(shape, steps)
         return cls(
             torch.empty(count, dtype=torch.int16, device=device),
@@ -159,7 +159,7 @@ class Dgates(NamedTuple):
     of_bias: Tensor  # (B, 4p): their sums over the steps, before they are rounded
 
     @classmethod
-    def room(cls, shape: Shape, steps: int, batch: int, device: torch.device) -> "Dgates":
+    def empty(cls, shape: Shape, steps: int, batch: int, device: torch.device) -> "Dgates":
         return cls(
             torch.empty(steps * batch, 4 * shape.hidden, dtype=torch.bfloat16, device=device),
             torch.empty(batch, 4 * shape.hidden, dtype=torch.float32, device=device),

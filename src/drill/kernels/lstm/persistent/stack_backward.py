@@ -45,12 +45,12 @@ class BackwardPass:
         device, shapes = output.device, [each.backward for each in layouts]
         # All that the second stream writes is asked for before it begins, and all that it reads
         # is referenced to the end: freed memory may still be in use on the other stream.
-        self.rooms = [
-            Gradients.room(layer.weights, device, needs[6 * i + 2 : 6 * i + 6])
+        self.gradients = [
+            Gradients.empty(layer.weights, device, needs[6 * i + 2 : 6 * i + 6])
             for i, layer in enumerate(like)
         ]
-        self.marks = [Marks.room(shape, self.steps, self.batch, device) for shape in shapes]
-        self.made = [Dgates.room(shape, self.steps, self.batch, device) for shape in shapes]
+        self.marks = [Marks.empty(shape, self.steps, self.batch, device) for shape in shapes]
+        self.made = [Dgates.empty(shape, self.steps, self.batch, device) for shape in shapes]
         below = saved[0].inputs
         self.dx = torch.empty_like(below).view(*output.shape[:2], -1) if needs_x else None
         self.dout = [torch.empty_like(own.h[1:]) for own in saved[:-1]]
@@ -99,10 +99,10 @@ class BackwardPass:
                 self._hand_down(i, whole)
                 waiting = [i]
             self._make_gradients(waiting)
-        for i, room in enumerate(self.rooms):
-            self.found[6 * i + 2 : 6 * i + 4] = room.w_ih, room.w_hh
+        for i, made in enumerate(self.gradients):
+            self.found[6 * i + 2 : 6 * i + 4] = made.w_ih, made.w_hh
             self.found[6 * i + 4 : 6 * i + 6] = [
-                room.bias if asked else None for asked in self.needs[6 * i + 4 : 6 * i + 6]
+                made.bias if asked else None for asked in self.needs[6 * i + 4 : 6 * i + 6]
             ]
 
     # These on the current stream.
@@ -136,7 +136,7 @@ class BackwardPass:
 
     def _make_gradients(self, layers: Sequence[int]) -> None:
         for i in layers:
-            weights_gradients(self.rooms[i], self.saved[i], self.made[i], self.drop)
+            weights_gradients(self.gradients[i], self.saved[i], self.made[i], self.drop)
 
 
 def weights_gradients(made: Gradients, own: SavedLayer, dgates: Dgates, drop: float) -> None:

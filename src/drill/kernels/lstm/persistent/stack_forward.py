@@ -134,8 +134,8 @@ class ForwardPass:
         inputs = below if mask is None else torch.empty_like(below)
         rows, scratch = self.steps * self.batch, self.scratch
         size = rows, 4 * self.layouts[i].hidden
-        room = scratch[: math.prod(size)] if i in self.passing else scratch.new_empty(size)
-        gates = room.view(size)
+        memory = scratch[: math.prod(size)] if i in self.passing else scratch.new_empty(size)
+        gates = memory.view(size)
         rest = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
         self.saved.append(SavedLayer(inputs.reshape(rows, -1), mask, self.seeds[i], *rest))
 
