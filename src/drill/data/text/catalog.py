@@ -90,7 +90,7 @@ def text_files(corpus: str) -> list[Path]:
             "packed by xz or gzip or not, or set DRILL_DATA to another folder"
         )
     else:
-        stem = folder = Path(corpus).absolute()
+        stem, folder = Path(corpus).absolute(), Path(corpus)
         todo = "add it, or split a single file"
     paths = []
     for split in SPLITS:
