@@ -29,7 +29,7 @@ OPTIONS = [
     {"activation": "relu", "dropout": 0.5},
     {"activation": "relu", "dropout": 0.5, "dropout_at": "output"},
     {"activation": "tanh", "locked": False, "dropout": 0.3},
-    {"activation": "gelu", "locked": False, "depth": 9, "dropout": 0.2},
+    {"activation": "tanh", "locked": False, "depth": 9, "dropout": 0.2},
     {"activation": "none", "locked": False, "depth": 1, "dropout": 0.4, "residual": False},
     {"activation": "tanh", "dropout": 0.3},
     {"activation": "silu", "residual": False},
