@@ -97,6 +97,21 @@ def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
     assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
 
 
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "search"),
+    [
+        ("dynamic", "--lr", "9", ["--search"]),
+        ("dynamic", "--decay", "0.1", ["--search"]),
+        ("dynamic", "--limit", "100", []),
+        ("cache", "--lambda", "0.2", ["--search"]),
+    ],
+)
+def test_options_that_a_search_would_not_read_are_errors(run_cli, kind, option, value, search):
+    code, out, err = run_cli(kind, "runs/tiny", option, value, *search, *CPU)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"drill: {option}: ")
+
+
 def test_ctrl_c_in_a_search_says_what_is_saved(run_cli, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

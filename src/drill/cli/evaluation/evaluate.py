@@ -104,6 +104,7 @@ def evaluate(
 
 
 def dynamic(
+    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
@@ -134,6 +135,7 @@ def dynamic(
     from drill.language_modeling.evaluation import dynamic_evaluation
     from drill.language_modeling.evaluation import gradient_statistics as gradients
 
+    _check_search(given(context), "lr", "decay")
     if precision == "bfloat16":
         raise SettingsError(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
@@ -187,6 +189,7 @@ def dynamic(
 
 
 def cache(
+    context: Context,
     run: options.Run,
     split: SplitOption = None,
     text: TextOption = None,
@@ -214,6 +217,7 @@ def cache(
     from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
 
+    _check_search(given(context), "theta", "lambda_")
     fixed: dict[str, Any] = {"window": window}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="cache") as evaluated:
@@ -235,3 +239,13 @@ def cache(
                     trained.model, each.ids, **mixture, **fixed, progress=progress
                 )
             evaluated.add(*perplexity_row("cache", each, scored, start, **settings))
+
+
+def _check_search(names: list[str], *found: str) -> None:
+    """--search finds these values, so they cannot be given with it."""
+    for name in found:
+        if name in names and "search" in names:
+            key = f"--{name.rstrip('_')}"
+            raise SettingsError("is found by --search; leave one of them out", key=key)
+    if "limit" in names and "search" not in names:
+        raise SettingsError("limits what --search reads; add that", key="--limit")

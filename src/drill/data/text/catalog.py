@@ -3,6 +3,7 @@
 import os
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -54,13 +55,18 @@ def data_folders() -> list[Path]:
 
     ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``).
     """
-    chosen, usual = os.environ.get("DRILL_DATA"), user_folder("XDG_DATA_HOME", ".local/share")
-    return [Path(chosen), usual] if chosen else [usual]
+    chosen = os.environ.get("DRILL_DATA")
+    if not chosen:
+        return [user_folder("XDG_DATA_HOME", ".local/share")]
+    with suppress(DataError):  # a user without a home
+        return [Path(chosen), user_folder("XDG_DATA_HOME", ".local/share")]
+    return [Path(chosen)]
 
 
 def find(stem: Path | str, suffixes: Sequence[str] = ("",)) -> Path | None:
     """The first file ``stem`` with one of the suffixes, below a data folder unless absolute."""
-    paths = (folder / f"{stem}{suffix}" for folder in data_folders() for suffix in suffixes)
+    folders = [Path()] if Path(stem).is_absolute() else data_folders()
+    paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in suffixes)
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -199,6 +199,8 @@ class Vocabulary:
         lines: list[str] = []
         line: list[str] = []
         for each in ids:
+            if not 0 <= each < len(self):
+                raise DataError(f"Vocabulary: id must be in 0 to {len(self) - 1}, got {each}")
             word = self.words[each]
             if word == EOS:
                 lines.append(" ".join(line))

@@ -220,7 +220,7 @@ def check_and_batchify(name: str, model: LanguageModel, ids: Text, batch_size: i
     else:
         data = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
     labels = model.layer.vocabulary_size
-    for extreme in (int(data.min()), int(data.max())):
+    for extreme in (int(data.min()), int(data.max())) if data.numel() else ():
         if not 0 <= extreme < labels:
             raise DataError(
                 f"{name}: id {extreme} is none of the model's {labels} labels; encode the text "
