@@ -103,7 +103,7 @@ CASES: dict[str, Case] = {
     "deep mlp zero start": row(
         "deep-residual", depth=1, activation="silu", norm="rms", block="mlp", zero_start=True
     ),
-    "deep gate": row("deep-residual", depth=2, residual_between=True, **gate),
+    "deep gate": row("deep-residual", depth=2, **gate),
     "deep mlp gate": row("deep-residual", depth=2, block="mlp", **gate),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),
     "deep between": row("deep-residual", depth=3, residual_between=True),

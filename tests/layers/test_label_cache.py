@@ -384,6 +384,15 @@ def test_backward_after_the_block_raises():
         loss.backward()
 
 
+def test_backward_after_a_block_that_raised_raises():
+    layer = TiedSoftmax(nn.Embedding(V, D))
+    with suppress(KeyError), layer.shared_labels():
+        loss = layer.nll(torch.randn(3, D), torch.arange(3))
+        raise KeyError
+    with pytest.raises(RuntimeError, match="inside the block"):
+        loss.backward()
+
+
 def share(layer: MatrixLayer, act) -> None:
     with layer.shared_labels():
         layer.nll(torch.randn(3, D), torch.arange(3)).backward()

@@ -433,16 +433,18 @@ class MatrixLayer(OutputLayer):
         shared = labels.detach()
         if labels.requires_grad:
             shared.requires_grad_().register_post_accumulate_grad_hook(add)
-        with self._cache.inside(self, lambda: shared):
-            yield
-        ended = True
+        try:
+            with self._cache.inside(self, lambda: shared):
+                yield
+        finally:
+            ended, summed, total = True, total, None  # a loss that lives on keeps the hook
         if optimizer_steps() != steps:
             raise StaleLabels(
                 f"{type(self).__name__}: an optimizer stepped inside shared_labels(), before the "
                 "labels had their gradient; step after the block"
             )
-        if total is not None:
-            labels.backward(total.to(labels.dtype))
+        if summed is not None:
+            labels.backward(summed.to(labels.dtype))
 
     def kernel_summary(self, tokens: int) -> list[str]:
         loss = self.loss_kernel_summary(tokens, self.vocabulary_size)

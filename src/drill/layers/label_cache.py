@@ -41,7 +41,7 @@ register_optimizer_step_post_hook(_count_step)
 
 
 class StaleLabels(RuntimeError):
-    """A parameter changed inside ``cached_labels()`` or ``shared_labels()``."""
+    """A parameter changed in ``cached_labels()``, or an optimizer stepped in the other block."""
 
 
 class Snapshot:

@@ -35,6 +35,18 @@ RENAMED = {
 }
 """Settings of older versions and what they are called now. A recipe with an old one is an error."""
 
+REMOVED = {
+    "layer.apply_to": "output",
+    "layer.center": False,
+    "layer.correction": 0,
+    "optimizer.average": "tail",
+    "optimizer.ema_decay": 0.999,
+    "optimizer.map_warmup": 0.0,
+    "optimizer.map_weight_decay": NONE,
+    "training.past_decode": 0.0,
+}
+"""Settings that older runs and ledgers have, with the values that change nothing."""
+
 # What a run gives by itself, and what no TOML can hold.
 NOT_SET = {
     "embedding", "layer", "counts", "widths",  # of layers and encoders
@@ -76,6 +88,8 @@ def with_defaults(
             near = nearest(key, own)
             if f"{where}.{key}" in RENAMED:
                 near = f"; it is now {RENAMED[f'{where}.{key}']}"
+            elif f"{where.removesuffix('.inner')}.{key}" in REMOVED:
+                near = "; this version no longer has it"
             raise SettingsError(f"unknown setting{named}{near}", key=f"{where}.{key}")
         if not fits_kind(_read_none(value, arguments[key]), arguments[key].annotation):
             raise SettingsError(
@@ -103,6 +117,17 @@ def with_new_names(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]
     for key, value in tables.items():
         name = RENAMED.get(where + key, where + key).removeprefix(where)
         found[name] = with_new_names(value, f"{where}{name}.") if type(value) is dict else value
+    return found
+
+
+def without_removed(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Settings of an older version without those of ``REMOVED`` that change nothing."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        name = f"{where}{key}".replace(".inner.", ".")
+        if name not in REMOVED or REMOVED[name] != value:
+            inside = isinstance(value, Mapping)
+            found[key] = without_removed(value, f"{where}{key}.") if inside else value
     return found
 
 

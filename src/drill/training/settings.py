@@ -22,7 +22,14 @@ from drill.models.transformer.transformer import PRESETS, Transformer
 from drill.recipes.reader import NAME, Table, apply_overrides, parsed, read
 from drill.training.optim import OPTIMIZERS
 from drill.training.options import LanguageModelOptions, TranslationOptions
-from drill.training.schema import NONE, RENAMED, fits_kind, with_defaults, with_name
+from drill.training.schema import (
+    NONE,
+    RENAMED,
+    fits_kind,
+    with_defaults,
+    with_name,
+    without_removed,
+)
 
 INNER = "inner"  # the layer that a wrapping layer wraps
 INIT_FROM = "init_from"  # a run whose best weights are the first ones
@@ -38,18 +45,6 @@ KERNELS = ("training.cuda_graphs", "encoder.impl", "layer.impl", "layer.inner.im
 
 Checks = dict[str, tuple[Any, Callable[[str, Table, Any], Table]]]
 """By table: what it calls, maybe one of several by name, and what checks and fills it."""
-
-REMOVED = {
-    "layer.apply_to": "output",
-    "layer.center": False,
-    "layer.correction": 0,
-    "optimizer.average": "tail",
-    "optimizer.ema_decay": 0.999,
-    "optimizer.map_warmup": 0.0,
-    "optimizer.map_weight_decay": NONE,
-    "training.past_decode": 0.0,
-}
-"""Settings that older runs and ledgers have, with the values that change nothing."""
 
 LIMITS = ("training.epochs", "training.max_steps", "training.max_minutes")
 MAY_CHANGE_ON_RESUME = (*LIMITS, *FILES_ONLY, *KERNELS)
@@ -129,6 +124,7 @@ def read_settings(path: Path) -> Settings:
 
 def resolve_settings(tables: Mapping[str, Any]) -> Settings:
     """Check every key and every value's kind, and fill in what is left out."""
+    tables = without_removed(tables)
     task = tables.get(TASK, LANGUAGE_MODEL)
     if not isinstance(task, str) or task not in TASKS:
         raise SettingsError(f"there is no {task!r}{nearest(str(task), list(TASKS))}", key=TASK)
@@ -229,13 +225,8 @@ def wraps(kind: type[OutputLayer]) -> bool:
     return not issubclass(kind, MatrixLayer)
 
 
-def _without_removed(where: str, table: Table) -> Table:
-    """``table`` without settings of older versions that change nothing."""
-    return {k: v for k, v in table.items() if (f"{where}.{k}", v) not in REMOVED.items()}
-
-
 def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
-    table = with_name(where, _without_removed("layer", table), kinds, "tied")
+    table = with_name(where, table, kinds, "tied")
     kind = kinds[table[NAME]]
     if not wraps(kind):
         if INNER in table:
@@ -262,7 +253,7 @@ def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
 def _optimizer(
     where: str, table: Table, kinds: Mapping[str, Any], default: str = "nt-asgd"
 ) -> Table:
-    table = with_name(where, _without_removed("optimizer", table), kinds, default)
+    table = with_name(where, table, kinds, default)
     return with_defaults(where, table, kinds[table[NAME]], also=(NAME,))
 
 
@@ -279,7 +270,7 @@ def _optimizer_of_translators(where: str, table: Table, kinds: Mapping[str, Any]
 
 def _checked(where: str, table: Table, kind: Callable[..., Any]) -> Table:
     """``table`` filled from a dataclass that checks its own values."""
-    filled = with_defaults(where, _without_removed(where, table), kind)
+    filled = with_defaults(where, table, kind)
     try:
         kind(**filled)
     except ArgumentError as error:

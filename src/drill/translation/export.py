@@ -90,7 +90,7 @@ def export_translator(
                 f"export_translator: the model has {side.num_embeddings} embeddings, but there "
                 f"are {len(subwords)} subwords; pass those the model was trained with"
             )
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(each.name[:1] != "." for each in folder.iterdir()):
         raise DataError(f"{folder}: is not empty; choose a new or an empty folder")
     config, tensors = exported_weights(model, positions)
     # Clones: the file format allows no two names for one piece of memory.

@@ -209,7 +209,7 @@ class PointwiseEncode(torch.autograd.Function):
     ) -> Tensor:
         E = embedding.contiguous()
         V, d = E.shape
-        gate = parameters[-1].float().expand(V).contiguous() if options.gated else None
+        gate = parameters[-1].float().contiguous() if options.gated else None
         weights = parameters[:products]
         biases = parameters[products : -1 if options.gated else None]
         U = torch.stack(weights).to(dtype)

@@ -174,7 +174,7 @@ def _differentiate(
 
 
 class TritonEngine(TorchEngine):
-    """The passes as Triton kernels, one launch each."""
+    """The passes as Triton kernels; ``finish`` is PyTorch's."""
 
     def reduce(
         self,

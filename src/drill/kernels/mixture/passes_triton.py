@@ -1,4 +1,4 @@
-"""The passes of ``mixture_nll`` as Triton kernels, one launch each.
+"""The passes of ``mixture_nll`` as Triton kernels.
 
 Imported only when asked for, so that the package needs no Triton.
 """

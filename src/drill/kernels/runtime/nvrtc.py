@@ -194,7 +194,7 @@ def _loaded(cubin: bytes, name: str, shared: int) -> Kernel:
 
 def _cached(name: str, make: Callable[[], bytes]) -> bytes:
     """The file ``name`` of the cache; made and saved if it is missing."""
-    path = cache_folder() / "cubins" / name  # earlier files, in "kernels", began with a digest
+    path = cache_folder() / "cubins" / name
     try:
         return path.read_bytes()
     except OSError:

@@ -15,7 +15,8 @@ from drill.recipes.reader import layer_name, parsed, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
 from drill.report.results.run_files import as_finite, as_number, joined_text, known
 from drill.training.run.folder import RunFolder
-from drill.training.settings import FILES_ONLY, REMOVED, flatten, recipe
+from drill.training.schema import without_removed
+from drill.training.settings import FILES_ONLY, flatten, recipe
 
 
 class RunError(ReportError):
@@ -198,14 +199,14 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
 
 
 SEED = "training.seed"
-NOT_A_CHANGE = ("recipe", SEED, "training.cuda_graphs", *FILES_ONLY, *REMOVED)
+NOT_A_CHANGE = ("recipe", SEED, "training.cuda_graphs", *FILES_ONLY)
 """Keys that do not change what is trained, or have a column of their own."""
 
 
 def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without the keys that may differ between seeds of one experiment."""
     start = {"init_from": "init_from" in settings}  # each seed has its own
-    return without(settings, (SEED, *FILES_ONLY, *REMOVED)) | start
+    return without(without_removed(settings), (SEED, *FILES_ONLY)) | start
 
 
 def without(tables: Mapping[str, Any], keys: Sequence[str], prefix: str = "") -> dict[str, Any]:
@@ -228,7 +229,7 @@ def recipe_changes(settings: Mapping[str, Any]) -> list[str] | None:
     named = flatten(recipe(str(name)).to_dict())
     return [
         f"{key}: {setting_text(named.get(key, 'none'))} -> {setting_text(value)}"
-        for key, value in sorted(flatten(settings).items())
+        for key, value in sorted(flatten(without_removed(settings)).items())
         if key not in NOT_A_CHANGE and named.get(key, "none") != value
     ]
 

@@ -1,1 +1,1 @@
-"""Beam search, greedy search, sampling."""
+"""Beam search and sampling."""
