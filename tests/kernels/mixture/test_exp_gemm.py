@@ -258,7 +258,7 @@ def test_nothing_is_asked_of_a_gpu_for_a_loss_that_is_not_swept(monkeypatch):
 
 
 @on_hopper
-def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_a_pass(monkeypatch):
+def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_pytorch_s(monkeypatch):
     torch.manual_seed(0)
     tokens, experts, labels, width = 300, 15, 3001, 400
     log_prior = torch.randn(tokens, experts, device="cuda").log_softmax(-1).requires_grad_()
@@ -275,14 +275,14 @@ def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_a_pass(
 
     exact = solve("reference")
     with torch.autocast("cuda", torch.bfloat16):
-        found, again = solve(), solve()
+        found, again, eager = solve(), solve(), solve("reference")
         monkeypatch.setattr(module, "exponentials_missing", lambda *_: "left out")
         by_pass = solve()
     assert all(map(torch.equal, found, again))
     assert not torch.equal(found[1], by_pass[1])  # by another kernel
     # The loss is one number, whose error is luck; see the next test.
-    for new, old, truth in zip(found[1:], by_pass[1:], exact[1:], strict=True):
-        assert (new - truth).norm() <= 1.05 * (old - truth).norm() + 1e-6 * truth.norm()
+    for new, old, truth in zip(found[1:], eager[1:], exact[1:], strict=True):
+        assert (new - truth).norm() <= 1.05 * (old - truth).norm()
 
 
 @both_kernels
