@@ -114,7 +114,7 @@ def test_messages_are_one_line():
         (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
         (["report"], "--ledger"),
-        (["report", "runs"], "runs: is not a run folder; name run folders, such as runs/*/"),
+        (["report", "runs"], "runs: is not a run folder; name a run folder, such as"),
         (["report", "rows.jsonl"], "--ledger"),
         (["report", "runs/tiny", "-o", ""], "."),
         (["ledger", "add", "nowhere"], "nowhere"),

@@ -1,6 +1,9 @@
 """`drill report` and `drill ledger add`."""
 
 import shutil
+from pathlib import Path
+
+import pytest
 
 
 def test_report_writes_a_page_or_prints_markdown(run_cli, workspace):
@@ -37,6 +40,17 @@ def test_the_ledger_is_next_to_the_run_by_default(run_cli, cli_error, workspace,
     assert (workspace / "runs/ledger.jsonl").read_text().startswith('{"kind": "result"')
     code, _, err = run_cli("report", "runs/tiny", "runs/ledger.jsonl", "--markdown")
     assert (code, len(err.splitlines())) == (0, 1)
-    assert err.startswith("runs/ledger.jsonl: ")
+    assert err.startswith("left out: runs/ledger.jsonl: ")
     monkeypatch.chdir(workspace / "runs/tiny")
     cli_error("ledger", "add", ".", key="../ledger.jsonl")
+
+
+@pytest.mark.parametrize("file", ["recipe.toml", "metrics.jsonl"])
+def test_a_damaged_run_is_left_out_and_named(run_cli, cli_error, workspace, file):
+    damaged = Path(shutil.copytree(workspace / "runs/tiny", workspace / "runs" / f"no-{file}"))
+    (damaged / file).write_text("[not\n")
+    for words in (("--markdown",), ("-o", "some.html", "--bands")):
+        code, out, err = run_cli("report", "runs/tiny", f"runs/no-{file}", *words)
+        assert (code, bool(out)) == (0, True)
+        assert err.startswith(f"left out: runs/no-{file}/{file}: ")
+    cli_error("report", f"runs/no-{file}", key=f"runs/no-{file}/{file}: ")

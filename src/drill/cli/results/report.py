@@ -46,7 +46,7 @@ def report(
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
 
-    folders = _run_folders(runs or [])
+    folders = _readable_runs(runs or [])
     if out.is_dir():
         raise SettingsError("is a folder; name a file", key=f"--out {out}")
     if not folders and not ledger:
@@ -110,16 +110,21 @@ def record(
     echo(f"added {row.name} to {ledger}: {scores}")
 
 
-def _run_folders(given: list[Path]) -> list[Path]:
-    """The run folders among the paths: `runs/*` may match other files too."""
-    from drill.files import nearest_run
-    from drill.report.results.runs import is_run
+def _readable_runs(given: list[Path]) -> list[Path]:
+    """Those that can be read: `runs/*` may match other files, and a run may be damaged."""
+    from drill.report.results.runs import RunError, read_run
 
-    found = [path for path in given if is_run(path)]
+    found, faults = [], []
     for path in given:
-        if not found:
-            near = nearest_run(path, "name run folders, such as runs/*/, and ledgers by --ledger")
-            raise SettingsError(f"is not a run folder{near}", key=str(path))
-        if path not in found:
-            display.note(f"{path}: is not a run folder; left out")
+        try:
+            read_run(path)
+            found.append(path)
+        except RunError as error:
+            faults.append(
+                f"{error}{'; give ledgers by --ledger' if path.suffix == '.jsonl' else ''}"
+            )
+    if faults and not found:
+        raise SettingsError(faults[0])
+    for fault in faults:
+        display.note(f"left out: {fault}")
     return found

@@ -134,7 +134,8 @@ def read_run(folder: Path | str) -> RunSummary:
     """
     files = RunFolder(folder)
     if not is_run(files.path):
-        raise RunError(f"is not a run folder{nearest_run(files.path)}", key=str(folder))
+        near = nearest_run(files.path, "name a run folder, such as runs/NAME")
+        raise RunError(f"is not a run folder{near}", key=str(folder))
     try:
         files.check_files()
         return _summary(files)
