@@ -1,6 +1,6 @@
 """Which jobs of a study are done: read from its ledger, and from run folders for the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -82,9 +82,9 @@ class States:
                 wanted |= set(chain)
         return [job for job in self.plan.jobs() if job in wanted]
 
-    def status_line(self) -> str:
-        """``4 of 6 jobs done, 1 failed``."""
-        found = [self.state(job) for job in self.plan.jobs()]
+    def status_line(self, left: Collection[Job] = ()) -> str:
+        """``4 of 6 jobs done, 1 failed``; those of ``left`` are to run, so they are not done."""
+        found = ["" if job in left else self.state(job) for job in self.plan.jobs()]
         failed = f", {found.count(FAILED)} failed" if FAILED in found else ""
         return f"{found.count(DONE)} of {len(found)} jobs done{failed}"
 

@@ -263,4 +263,4 @@ def status_table(states: States, parallel: int = 1) -> str:
     rest = f"; {len(left)} to run, about {states.minutes_left(left)} min" if left else ""
     if left and parallel > 1:
         rest += f", {states.minutes_left(left, parallel)} with {parallel} at a time"
-    return "\n".join([*table, f"{states.status_line()}{rest}"])
+    return "\n".join([*table, f"{states.status_line(left)}{rest}"])
