@@ -120,9 +120,8 @@ def _readable_runs(given: list[Path]) -> list[Path]:
             read_run(path)
             found.append(path)
         except RunError as error:
-            faults.append(
-                f"{error}{'; give ledgers by --ledger' if path.suffix == '.jsonl' else ''}"
-            )
+            hint = "; give ledgers by --ledger" if path.suffix == ".jsonl" else ""
+            faults.append(f"{error}{hint}")
     if faults and not found:
         raise SettingsError(faults[0])
     for fault in faults:
