@@ -1,6 +1,5 @@
 """The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
 
-import os
 import re
 import subprocess
 import sys
@@ -10,8 +9,6 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from drill import __version__
-from drill.cli import main
 from drill.cli.app import COMMANDS, app
 from tests.helpers.processes import python
 
@@ -20,20 +17,14 @@ def invoke(*arguments: str):
     return CliRunner().invoke(app, arguments)
 
 
-def test_the_version():
-    assert invoke("--version").output == f"drill {__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("words", "option", "value"),
     [
         (["layers"], "--vocabulary", "1"),
         (["layers"], "--tokens", "many"),
-        (["layers"], "--depth", "2.5"),
         (["generate", "run"], "--temperature", "nan"),
         (["dynamic", "run"], "--lr", "-1"),
         (["cache", "run"], "--lambda", "7"),
-        (["translate", "run", "--sample"], "--temperature", "-1"),
     ],
 )
 def test_a_wrong_number_ends_in_one_sentence(words, option, value):
@@ -55,26 +46,6 @@ def test_options_that_a_help_names_are_the_commands_own(name):
     shown = invoke(*name.split(), "--help")
     assert shown.exit_code == 0
     assert set(re.findall(r"--[a-z][a-z-]*", shown.output)) <= own
-
-
-@pytest.mark.parametrize("columns", ["80", "200"])
-def test_no_summary_of_a_command_is_cut_off(monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    listed = invoke("--help").output.split("Commands:\n")[1].splitlines()
-    assert len(listed) == len(COMMANDS) + 1  # and ledger
-    assert [line for line in listed if line.endswith("...")] == []
-
-
-def test_threads_wait_passively_unless_somebody_chose_otherwise(monkeypatch):
-    """Set before torch is loaded, which reads it then."""
-    seen = []
-    monkeypatch.setattr("drill.cli.app.app", lambda: seen.append(os.environ["OMP_WAIT_POLICY"]))
-    monkeypatch.setattr(sys, "argv", ["drill"])
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    main()
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    main()
-    assert seen == ["active", "passive"]
 
 
 LOADED = """

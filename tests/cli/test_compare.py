@@ -64,7 +64,6 @@ def test_the_table_names_both_runs(cli_output):
 def test_runs_that_do_not_compare_are_an_error(cli_error):
     cli_error("compare", "runs/tiny", "runs/other", key="vocabulary")
     cli_error("compare", "runs/tiny", "runs/none", key="runs/none")
-    cli_error("analyse", "runs/tiny", "runs/tiny", key="twice")
     cli_error("compare", "runs/tiny", "runs/more", "--reference", "mine.txt", key="--reference")
 
 

@@ -60,13 +60,7 @@ def test_the_demo_compares_two_runs(run_cli, cli_output, workspace, tiny_demo, m
     (band,) = (line.split() for line in out.splitlines() if line.startswith(named))
     assert band[-3] == f"{tied.mean_loss:.3f}"
     assert band[-1] == number_format.change(difference, 3)  # in nats, as papers compare losses
-    for line in out.splitlines():
-        if line.startswith(("perplexity, all", "parameters ")):
-            assert line.endswith("%")
-    page = (workspace / "demo.html").read_text()
-    assert "Rare and frequent words" in page
-    assert "Samples" in page
-    assert "demo.html" in out
+    assert "Samples" in (workspace / "demo.html").read_text()
     again = run_cli(*words)[2]
     assert again.count("already trained: ") == 2
     assert "training demo" not in again

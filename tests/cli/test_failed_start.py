@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from drill import tasks
-from drill.data.text import catalog
 from drill.errors import CheckpointError
 from tests.helpers.files import contents
 from tests.helpers.tasks import LM, MT
@@ -88,10 +87,3 @@ def test_a_run_that_does_not_resume_stays_as_it_was(
     assert (code, out) == (status, "")
     assert err.splitlines()[-1].startswith(said)
     assert contents(workspace / "runs/tiny") == before
-
-
-def test_ctrl_c_in_the_demo(run_cli, monkeypatch):
-    monkeypatch.setattr(catalog, "check_corpus", lambda corpus: None)  # it may be missing
-    monkeypatch.setattr(tasks, "train", ctrl_c)
-    code, _, err = run_cli("demo", "--runs", "fresh")
-    assert (code, err.splitlines()[-1]) == (130, NOTHING)

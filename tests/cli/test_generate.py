@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from tests.helpers.files import contents
-
 UNTRAINED = "<unk> does not occur in the training text"
 READ_AS_UNK = "not in the vocabulary, read as <unk>: "
 
@@ -69,10 +67,3 @@ def test_unknown_words_are_named_once_and_at_most_20(run_cli):
     _, _, err = run_cli("score", "runs/tiny", stdin=text)
     assert f"{READ_AS_UNK}{' '.join(unknown[:20])} and 3 more" in err
     assert READ_AS_UNK not in run_cli("score", "runs/tiny", "--json", stdin=text)[2]
-
-
-def test_reading_commands_write_nothing_into_the_run(run_cli, workspace):
-    before = contents(workspace / "runs/tiny")
-    assert run_cli("generate", "runs/tiny", "--max-new-tokens", "8", "--device", "cpu")[0] == 0
-    assert run_cli("score", "runs/tiny", stdin="the sea\n")[0] == 0
-    assert contents(workspace / "runs/tiny") == before

@@ -51,21 +51,6 @@ def test_few_steps_are_noted(run_cli, name, changes, noted):
     assert "in all, too few" not in run_cli(*words)[2]  # it is trained already
 
 
-def test_unknown_words_are_counted_before_training(run_cli, workspace):
-    """Ten lines: the last is the test, the one before validation."""
-    text = ["a a b b c"] * 8 + ["a b"] + ["a b c new"]
-    (workspace / "rare.txt").write_text("\n".join(["odd " + text[0], *text[1:]]) + "\n")
-    own = sets("data.corpus=rare.txt", "data.min_count=3")
-    words = (*TINY, "--name", "rare", *own, *sets("training.batch_size=1"))
-    words = (*words, *sets("training.valid_batch_size=1"))
-    (rare,) = (line for line in run_cli(*words)[2].splitlines() if "<unk>" in line)
-    assert "2.0% of the training tokens, 20.0% of the test tokens" in rare
-    assert "<unk>" not in run_cli(*words)[2]  # it is trained already
-    assert rare in run_cli(*words, *sets("training.epochs=3"))[2].splitlines()
-    assert run_cli("data", "rare.txt", "--min-count", "3")[1].splitlines()[1] == rare
-    assert ": 0.0% of the training" in run_cli("data", "rare.txt")[1].splitlines()[1]
-
-
 def test_an_infinite_perplexity_is_printed(run_cli):
     wild = ("optimizer.lr=1e6", "optimizer.max_grad_norm=none", "training.epochs=1")
     changes = sets(*wild, "training.ar_weight=0", "training.tar_weight=0")

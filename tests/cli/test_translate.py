@@ -8,7 +8,6 @@ import sys
 import types
 
 import pytest
-import torch
 
 from drill import cli
 from drill.translation import inference
@@ -131,19 +130,3 @@ def test_greedy_and_samples(run_cli):
 )
 def test_errors_are_one_line(cli_error, words, stdin, key):
     cli_error(*TINY, *words, stdin=stdin, key=key)
-
-
-def test_out_of_memory_in_a_search_names_batch_tokens(cli_error, monkeypatch):
-    """Not of training.max_tokens, which no search reads."""
-
-    def searched(model, sources, search, **options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
-
-    monkeypatch.setattr(inference, "beam_search", searched)
-    for words in (["translate", "runs/tiny"], ["evaluate", "runs/tiny", "-q"]):
-        limits = ("--device", "cpu", "--batch-tokens", "2")
-        err = cli_error(
-            *words, *limits, stdin="abc\n", key="runs/tiny: the GPU's memory is too small"
-        )
-        assert "take a smaller --batch-tokens or --beam" in err
-        assert "max_tokens" not in err

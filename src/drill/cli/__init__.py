@@ -22,10 +22,11 @@ def main() -> None:
         _hint_at_settings(ended.__context__)
         raise
     except Exception as error:
-        from drill.cli.errors import as_drill_error, bug_lines, one_line
+        from drill.cli.display import printable
+        from drill.cli.errors import as_drill_error, bug_lines
 
         known = as_drill_error(error)
-        print(f"drill: {one_line(known)}" if known else bug_lines(error), file=sys.stderr)
+        print(f"drill: {printable(str(known))}" if known else bug_lines(error), file=sys.stderr)
         sys.exit(1 if known else 70)
 
 

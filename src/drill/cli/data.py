@@ -1,11 +1,10 @@
 """`drill data`: list the corpora, or find, download and count one."""
 
-import os
 from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from drill.errors import DataError, SettingsError, nearest
+from drill.errors import DataError, SettingsError
 
 DEFAULT = ("en", "de")  # languages of the recipes
 
@@ -54,7 +53,7 @@ def data(
     A folder of pairs is read as such with --source and --target.
     """
     from drill.data.parallel.corpora import PARALLEL_NAMES
-    from drill.data.text.catalog import NAMES, data_folders
+    from drill.data.text.catalog import data_folders
 
     if corpus is None:
         for line in listed():
@@ -76,12 +75,6 @@ def data(
         )
         echo(f"{corpus}: {first} to {second}, pairs {sizes}; training words {words}")
         return
-    if corpus not in NAMES and not os.path.exists(corpus):  # Path.exists() fails on odd names
-        names = [*NAMES, *PARALLEL_NAMES]
-        near = nearest(corpus, names, otherwise="check the path")
-        raise DataError(
-            f"is neither a corpus ({', '.join(names)}) nor a folder or file{near}", key=corpus
-        )
     from drill.training.run.summary import share_of_unknown
 
     found, vocabulary = read_corpus(corpus, min_count=min_count)

@@ -1,7 +1,6 @@
 """What commands print: progress (a bar on a terminal, lines elsewhere), tables, remarks."""
 
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -119,10 +118,5 @@ def note(line: str) -> None:
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters and lone surrogates: ``\\n`` instead of a line break."""
-    return "".join(
-        each.encode("unicode_escape").decode()
-        if unicodedata.category(each) in ("Cc", "Cs")
-        else each
-        for each in text
-    )
+    """``text`` with control characters and the like escaped: ``\\n`` instead of a line break."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

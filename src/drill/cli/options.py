@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -108,27 +108,21 @@ def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[st
     A .gz or .xz file is unpacked. A line that is not UTF-8 is a DataError, and so is one with NUL,
     unless ``nul``.
     """
-    if file is None or is_standard_input(file):
-        yield from _blocks(sys.stdin.buffer, name_of(file), nul)
-    else:
-        with opened_text(file) as stream:
-            yield from _blocks(stream, name_of(file), nul)
-
-
-def _blocks(stream: Any, name: str, nul: bool) -> Iterator[list[str]]:
-    rest, done, more = b"", 0, True
-    while more:
-        try:
-            chunk = stream.read1(CHUNK)
-        except UNPACKING_FAULTS as error:
-            raise DataError(f"cannot be read ({error})", key=name) from None
-        more = bool(chunk)
-        *lines, rest = (rest + chunk).split(b"\n")
-        if not more and rest:
-            lines.append(rest)
-        if lines:
-            yield [
-                decode_text(line.removesuffix(b"\r"), name, number, nul=nul)
-                for number, line in enumerate(lines, start=done + 1)
-            ]
-        done += len(lines)
+    name, rest, done, more = name_of(file), b"", 0, True
+    typed: AbstractContextManager[Any] = nullcontext(sys.stdin.buffer)
+    with typed if file is None or is_standard_input(file) else opened_text(file) as stream:
+        while more:
+            try:
+                chunk = stream.read1(CHUNK)
+            except UNPACKING_FAULTS as error:
+                raise DataError(f"cannot be read ({error})", key=name) from None
+            more = bool(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            if not more and rest:
+                lines.append(rest)
+            if lines:
+                yield [
+                    decode_text(line.removesuffix(b"\r"), name, number, nul=nul)
+                    for number, line in enumerate(lines, start=done + 1)
+                ]
+            done += len(lines)

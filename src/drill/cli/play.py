@@ -78,26 +78,17 @@ def _players(folders: list[Path], weights: Any, device: str) -> "list[Player]":
     from drill.report.results.runs import distinct_names
     from drill.tasks import load
 
-    found: dict[Path, Path] = {path.resolve(): path for path in folders}
-    names = distinct_names(list(found))
     players: list[Player] = []
-    for resolved, path in found.items():
-        echo(f"loading {path}", err=True)
+    for path, name in distinct_names([path.resolve() for path in folders]).items():
+        echo(f"loading {name}", err=True)
         run = load(path, weights, device)
         if isinstance(run, LanguageModelRun):
-            players.append(LanguageModelPlayer(names[resolved], run))
+            players.append(LanguageModelPlayer(name, run))
         else:
-            players.append(TranslatorPlayer(names[resolved], run))
-        if players[-1].task != players[0].task:
-            raise SettingsError(
-                f"is a {players[-1].task} and {players[0].name} a {players[0].task}",
-                key=str(path),
-                hint="give runs of one task",
-            )
-        if isinstance(run, LanguageModelRun) and players[-1].subwords != players[0].subwords:
-            raise SettingsError(
-                f"has another tokenizer than {players[0].name}",
-                key=str(path),
-                hint="give runs with the same one",
-            )
+            players.append(TranslatorPlayer(name, run))
+        first, last = players[0], players[-1]
+        if last.task != first.task:
+            raise SettingsError(f"{name} is a {last.task} and {first.name} a {first.task}")
+        if last.task == LanguageModelPlayer.task and last.subwords != first.subwords:
+            raise SettingsError(f"{name} has another tokenizer than {first.name}")
     return players

@@ -161,21 +161,16 @@ def dynamic(
             )
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
-            try:
-                with counting("search on validation", quiet) as progress:
-                    found = dynamic_evaluation.dynamic_search(
-                        trained.model,
-                        trained.ids.valid,
-                        statistics,
-                        **fixed,
-                        limit=limit,
-                        file=folder / "dynamic-search.json" if saves else None,
-                        progress=progress,
-                    )
-            except KeyboardInterrupt:
-                if saves:
-                    note("stopped; the values that were tried are saved, the same command resumes")
-                raise
+            with counting("search on validation", quiet) as progress:
+                found = dynamic_evaluation.dynamic_search(
+                    trained.model,
+                    trained.ids.valid,
+                    statistics,
+                    **fixed,
+                    limit=limit,
+                    file=folder / "dynamic-search.json" if saves else None,
+                    progress=progress,
+                )
             rates = {key: found.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
         settings = {**rates, **fixed, "statistics_batch_size": size}
@@ -247,5 +242,3 @@ def _check_search(names: list[str], *found: str) -> None:
         if name in names and "search" in names:
             key = f"--{name.rstrip('_')}"
             raise SettingsError("is found by --search; leave one of them out", key=key)
-    if "limit" in names and "search" not in names:
-        raise SettingsError("limits what --search reads; add that", key="--limit")

@@ -124,9 +124,12 @@ def evaluation(
 def _texts(
     run: LanguageModelRun, splits: Sequence[str] | None, text: Path | None
 ) -> list[EvaluatedText]:
-    sizes = run.settings.training
-    if text is not None:
-        return [_own_text(run, text, sizes["test_batch_size"])]
+    sizes, vocabulary = run.settings.training, run.vocabulary
+    if text is not None:  # a file, read as the run's corpus is
+        ids = encode_text(read_own_text(text), vocabulary)
+        unknown = int((ids == vocabulary.ids[UNK]).sum()) if UNK in vocabulary else 0
+        row = {"split": OWN_FILES, "text": str(text), "sha256": sha256(text), "unknown": unknown}
+        return [EvaluatedText(str(text), ids, sizes["test_batch_size"], row)]
     return [
         EvaluatedText(
             split,
@@ -136,15 +139,6 @@ def _texts(
         )
         for split in splits or ("valid", "test")
     ]
-
-
-def _own_text(run: LanguageModelRun, path: Path, batch_size: int) -> EvaluatedText:
-    """A file, read as the run's corpus is."""
-    vocabulary = run.vocabulary
-    ids = encode_text(read_own_text(path), vocabulary)
-    unknown = int((ids == vocabulary.ids[UNK]).sum()) if UNK in vocabulary else 0
-    row: EvaluationRow = {"split": OWN_FILES, "text": str(path), "sha256": sha256(path)}
-    return EvaluatedText(str(path), ids, batch_size, row | {"unknown": unknown})
 
 
 def evaluate_plain(

@@ -8,7 +8,6 @@ from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import counting, note
-from drill.errors import SettingsError
 
 STREAMS = (
     "The test text is cut into up to 20 streams, whose first tokens are not predicted; "
@@ -47,12 +46,9 @@ def analyse(
     from drill.report.tables.markup import Table
     from drill.training.run.folder import json_row
 
-    folders = [path.resolve() for path in runs]
-    if len({*folders}) < len(folders):
-        raise SettingsError("analyse: a run is named twice")
-    names = distinct_names(folders)
+    names = distinct_names([path.resolve() for path in runs])
     found = RunComparison(words=word or (), say=note)
-    loaded = {names[folder]: load_language_model(folder, device=device) for folder in folders}
+    loaded = {name: load_language_model(path, device=device) for path, name in names.items()}
     for name, run in loaded.items():
         found.add(name, run)
     if not as_json:

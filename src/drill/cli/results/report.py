@@ -40,7 +40,6 @@ def report(
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
     from drill.report.page.page import check_replaceable, markdown, write_report
-    from drill.report.results.ledger import read as read_ledger
     from drill.report.results.runs import distinct_names, read_run
     from drill.report.tables.band_tables import saved_accuracy
     from drill.training.run.weights import task_of
@@ -51,8 +50,6 @@ def report(
         raise SettingsError("is a folder; name a file", key=f"--out {out}")
     if not folders and not ledger:
         raise SettingsError("report: name run folders, or a --ledger")
-    for path in ledger or []:
-        read_ledger(path)  # fails now, not after minutes
     if as_markdown and bands:
         raise SettingsError("cannot be combined with --bands", key="--markdown")
     if as_markdown:
