@@ -5,12 +5,11 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from drill.language_modeling.evaluation.frequency_bands import Band, frequency_bands
+from drill.language_modeling.evaluation.frequency_bands import Band
 from drill.report import TextBands, markdown, record, write_report
 from drill.report.page.figures import (
     COLOURS,
@@ -22,7 +21,7 @@ from drill.report.page.figures import (
     time_figure,
 )
 from drill.report.tables.markup import markdown_text
-from tests.report.folders import of_weights, perplexities, text_bands, write_evaluations, write_run
+from tests.report.folders import perplexities, text_bands, write_evaluations, write_run
 from tests.report.page_reader import Page, figures
 
 NOW = datetime(2026, 11, 15, 9, 30, tzinfo=UTC)
@@ -137,26 +136,6 @@ def test_a_page_is_self_contained_and_accessible(tmp_path, runs, words):
     assert all(each["aria-hidden"] == "true" for each in page.all("svg"))
 
 
-def test_bands_of_several_texts(tmp_path, runs, words):
-    other = on_wikitext(tmp_path / "wt2")
-    texts = [
-        replace(words, left_out=["<eos>"]),
-        TextBands(
-            {"wt2": frequency_bands([2.0, 3.0], [0, 1], [4, 60])}, left_out=["<eos>", "<unk>"]
-        ),
-    ]
-    text, page = written(tmp_path, [*runs, other], texts=texts)
-    headings = [said for tag, said in page.said if tag == "h3"]
-    assert headings[-2:] == ["ptb: tied, drill-1, elsewhere", "wikitext-2: wt2"]
-    first, second = section(text, "bands").split(headings[-1])
-    assert (first.count("<table"), second.count("<table")) == (2, 1)
-    assert "wt2" not in first
-    assert "Loss against tied" in first
-    assert page.text.count("Without <eos> and <unk>") == 1
-    assert page.text.count("Without <eos>") == 3
-    assert "Without" not in written(tmp_path, runs, texts=[words])[1].text
-
-
 def test_runs_on_different_texts_have_their_own_plots(tmp_path, runs):
     text, page = written(tmp_path, [*runs, on_wikitext(tmp_path / "wt2")])
     assert len(figures(text)) == 4
@@ -264,23 +243,3 @@ def test_markdown_has_the_tables(ledger, runs):
     assert "| drill-2 | deep-residual 4 |" in text
     assert "evaluations.jsonl: left out 1 of other weights" in text
     assert markdown([], [ledger]).startswith("## Ledgers")
-
-
-def test_evaluations_and_starts_are_shown(tmp_path, ledger, runs):
-    start = {"commit": "def5678", "device": "a laptop"}
-    resumed = write_run(tmp_path / "resumed", resumed=[start])
-    row = {"kind": "dynamic", "split": "test", "perplexity": 51.25}
-    write_evaluations(resumed, [{**row, **of_weights(resumed)}])
-    write_evaluations(runs[0], [{**row, "perplexity": 53.75}])  # of unknown weights
-    _, page = written(tmp_path, [resumed, *runs])
-    assert ("h2", "Dynamic evaluation and cache") in page.said
-    assert "51.25" in page.text
-    assert "53.75" not in page.text
-    assert f"{runs[0]}/evaluations.jsonl: left out 1" in page.text
-    assert ("h2", "Warnings") in page.said
-    assert ("h4", "environment, resumed 1") in page.said
-    assert "NVIDIA H200, then a laptop" in page.text
-    assert "| resumed | tied | dynamic | 51.25 |" in markdown([resumed])
-    record(resumed, ledger)
-    assert "51.25" in written(tmp_path, [], ledgers=[ledger])[1].text
-    assert "| resumed | tied | dynamic | 51.25 |" in markdown([], [ledger])

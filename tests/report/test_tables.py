@@ -155,10 +155,6 @@ def test_numbers_and_text_are_written_as_people_read_them(write):
     assert [write(value) for value, _ in FORMATS[write]] == [text for _, text in FORMATS[write]]
 
 
-def test_a_table_without_rows_has_its_notes():
-    assert Table.of([], ["A note."]).markdown().endswith("A note.\n")
-
-
 def test_a_table_in_markdown_has_no_empty_columns():
     rows = [
         [("run", run), ("test", test), ("never", "")]

@@ -30,11 +30,6 @@ def test_bands_by_hand():
     assert all(math.isnan(value) for value in (few.precision, few.recall, few.f1))
 
 
-def test_sentences_may_be_ids():
-    bands = word_accuracy([[5, 5, 9]], [[5, 9, 9]], {5: 3, 9: 3}, edges=[1])
-    assert bands[1] == AccuracyBand(1, None, types=2, wanted=3, written=3, matched=2)
-
-
 def test_counts_are_of_words_as_they_are_scored():
     assert word_counts(["Ja, ja.", "Ja!"]) == {"Ja": 2, ",": 1, "ja": 1, ".": 1, "!": 1}
 

@@ -125,13 +125,6 @@ def test_differences_mark_the_words_that_the_other_lacks():
     assert theirs == [["a", False], ["x", True], ["c", False], ["d", True]]
 
 
-def test_subwords_are_looked_up(translators):
-    (found,) = answers.look_up(translators[:1], "abcdefgh")
-    assert "".join(found["subwords"]) == "▁abcdefgh"
-    assert found["count"] is not None
-    assert len(found["embedding"]) == answers.TOP
-
-
 # -- language models of subwords ------------------------------------------------------------------
 
 

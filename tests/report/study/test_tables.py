@@ -153,12 +153,7 @@ def test_a_page_has_the_tables_and_curves_over_seeds(workspace):
 
 
 def test_the_settings_of_the_plan_are_below_the_table(workspace):
-    plan = 'set = ["training.epochs=2"]' + PLAN
-    text = reported(workspace, plan)
+    text = reported(workspace, 'set = ["training.epochs=2"]' + PLAN)
     assert text.endswith(
         "**Settings of the plan**\n\n- all rows: training.epochs=2\n- b: layer.depth=1\n"
     )
-    page = write_study_page(
-        States(workspace.plan(plan), workspace.ledger, None), Path("study.html")
-    )
-    assert ">b: layer.depth=1</li>" in page.read_text()

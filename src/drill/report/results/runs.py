@@ -89,8 +89,18 @@ class RunSummary(RunFigures):
 
     @property
     def changes(self) -> list[str] | None:
-        """How ``settings`` differ from the recipe; None: drill has no such recipe."""
-        return recipe_changes(self.settings)
+        """``optimizer.lr: 0.0007 -> 0.0005`` for every key that differs from the recipe.
+
+        The recipe is that of this version of drill; None: there is none of that name.
+        """
+        if self.recipe not in recipe_names():
+            return None
+        named = flatten(recipe(self.recipe).to_dict())
+        return [
+            f"{key}: {setting_text(named.get(key, 'none'))} -> {setting_text(value)}"
+            for key, value in sorted(flatten(without_removed(self.settings)).items())
+            if key not in NOT_A_CHANGE and named.get(key, "none") != value
+        ]
 
     @property
     def fingerprint(self) -> str:
@@ -217,22 +227,6 @@ def without(tables: Mapping[str, Any], keys: Sequence[str], prefix: str = "") ->
         for key, value in tables.items()
         if f"{prefix}{key}" not in keys
     }
-
-
-def recipe_changes(settings: Mapping[str, Any]) -> list[str] | None:
-    """``optimizer.lr: 0.0007 -> 0.0005`` for every key that differs from the recipe.
-
-    The recipe is that of this version of drill; None: there is none of that name.
-    """
-    name = settings.get("recipe")
-    if name not in recipe_names():
-        return None
-    named = flatten(recipe(str(name)).to_dict())
-    return [
-        f"{key}: {setting_text(named.get(key, 'none'))} -> {setting_text(value)}"
-        for key, value in sorted(flatten(without_removed(settings)).items())
-        if key not in NOT_A_CHANGE and named.get(key, "none") != value
-    ]
 
 
 def setting_text(value: Any) -> str:

@@ -1,20 +1,6 @@
-"""The plan of a study: rows of settings, each with seeds and stages, read from a TOML file.
+"""The plan of a study, a TOML file: rows of settings, each with seeds and stages.
 
-name = "ptb-layers"
-seeds = [1, 2, 3]
-stages = ["train", "finetune"]
-set = ["training.max_minutes=4"]  # for every row
-finetune_set = ["training.max_minutes=1"]  # of `drill finetune`
-baseline = "tied"
-
-[options]
-dynamic = ["--search"]  # of `drill dynamic`
-
-[[row]]
-name = "tied"
-recipe = "ptb-tied"
-set = ["optimizer.lr=20"]
-paper = "ptb-tied"  # whose figures of the paper are shown; those of the recipe by default
+docs/studies.md has an example with every key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -186,14 +172,10 @@ def _plan(tables: dict[str, Any], name: str) -> Plan:
     given = tables.get("row")
     if not isinstance(given, list) or not given or not all(isinstance(row, dict) for row in given):
         raise SettingsError("has no rows; add [[row]] with a name and a recipe")
-    if "recipe" in shared:
-        raise SettingsError("recipe: belongs into a [[row]]")
     name, options = tables.get("name", name), tables.get("options", {})
     ledger = tables.get("ledger", name)
     if not isinstance(name, str) or not isinstance(ledger, str) or not isinstance(options, dict):
         raise SettingsError("name and ledger must be strings, and options a table")
-    if not ledger.strip() or "/" in ledger:
-        raise SettingsError(f"names a file of results/, so it cannot be {ledger!r}", key="ledger")
     with_defaults("plan", {"name": "-", "recipe": "-", **shared}, PlanRow, also=PLAN_KEYS)
     rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
     names = [row.name for row in rows]

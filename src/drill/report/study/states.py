@@ -89,9 +89,8 @@ class States:
         return f"{found.count(DONE)} of {len(found)} jobs done{failed}"
 
     def minutes(self, job: Job, by_others: bool = True) -> float | None:
-        """Estimated: the mean of the row's finished jobs of this stage, else training.max_minutes
-        and what other rows take for the rest (start, compilation, test), else, ``by_others``, the
-        mean of all rows; None: unknown."""
+        """Estimated: the mean of the row's finished jobs of this stage, else training.max_minutes,
+        else, ``by_others``, the mean of all rows; None: unknown."""
         done = {
             each: seconds
             for each in self.plan.jobs()
@@ -101,8 +100,7 @@ class States:
             return mean(own) / 60
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
         if limit is not None:
-            apart = [seconds - self._trained(each) for each, seconds in done.items()]
-            return limit + (mean(apart) / 60 if apart else 0.0)
+            return limit
         return mean(done.values()) / 60 if done and by_others else None
 
     def minutes_left(self, jobs: Sequence[Job], parallel: int = 1) -> str:
@@ -111,11 +109,6 @@ class States:
         if jobs and not found:
             return "?"
         return f"{sum(found) / parallel:.1f}{'+' if len(found) < len(jobs) else ''}" if jobs else ""
-
-    def _trained(self, job: Job) -> float:
-        """Seconds to the last validation of a finished job; all of an older row."""
-        row = self.results(job)[-1]
-        return next((v[3] for v in row.validations[-1:] if v[3:]), row.seconds) or 0.0
 
     def _seconds(self, job: Job) -> float | None:
         if (row := self.result(job)) is None:

@@ -126,15 +126,17 @@ def _bands(row: Row) -> dict[int | None, Band]:
     return {band.high: band for band in bands if band.tokens}
 
 
-def finished_results(states: States, row: PlanRow, stage: str) -> dict[int, Row]:
-    found = {seed: states.result(Job(row, seed, stage)) for seed in row.seeds}
-    return {seed: result for seed, result in found.items() if result is not None}
-
-
 def results_by_row(states: States, stage: str) -> dict[str, dict[int, Row]]:
     """Finished results by row of the plan, then by seed."""
-    rows = (row for row in states.plan.rows if stage in row.stages)
-    return {row.name: finished_results(states, row, stage) for row in rows}
+    return {
+        row.name: {
+            seed: result
+            for seed in row.seeds
+            if (result := states.result(Job(row, seed, stage))) is not None
+        }
+        for row in states.plan.rows
+        if stage in row.stages
+    }
 
 
 def stage_scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
@@ -198,10 +200,10 @@ def _minutes_cell(group: Sequence[Row], stage: str) -> str:
 
 def _time_cell(group: Sequence[Row], wanted: float) -> str:
     """Mean minutes of the runs that reached a perplexity, and how many those are."""
-    reached = known(
-        result_tables.seconds_to(wanted, [(v[1], v[3]) for v in r.validations if v[3:]])
-        for r in group
-    )
+    reached = []
+    for row in group:
+        times = [v[3] for v in row.validations if v[3:] and v[1] is not None and v[1] <= wanted]
+        reached += known(times)[:1]
     of_all = "" if len(reached) == len(group) else f" ({len(reached)} of {len(group)})"
     return f"{mean(reached) / 60:.1f}{of_all}" if reached else DASH
 

@@ -153,16 +153,6 @@ def paper_notes(rows: Sequence[Sequence[Cell]], gap_note: str = GAP_NOTE) -> lis
     return [*notes, TUNED_NOTE] if any(row["paper"].endswith(" ft") for row in cells) else notes
 
 
-def seconds_to(
-    perplexity: float, points: Iterable[tuple[float | None, float | None]]
-) -> float | None:
-    """Seconds to the first validation at or below a perplexity, of (perplexity, seconds)."""
-    for valid, elapsed in points:
-        if valid is not None and valid <= perplexity and elapsed is not None:
-            return elapsed
-    return None
-
-
 # -- cells ----------------------------------------------------------------------------------------
 
 
