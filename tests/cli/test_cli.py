@@ -1,8 +1,6 @@
 """The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,28 +72,3 @@ def test_the_docs_show_what_the_command_prints():
     shown = readme.split("$ drill layers\n")[1].split("```")[0]
     printed = invoke("layers").output
     assert shown.splitlines() == [line.rstrip() for line in printed.rstrip().splitlines()]
-
-
-INTERRUPTED = """
-import os, signal, sys
-
-class Interrupt:
-    def find_spec(self, name, path=None, target=None):
-        if name == {name!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell began with &
-sys.meta_path.insert(0, Interrupt())
-sys.argv = ["drill", "layers"]
-from drill.cli import main
-main()
-"""
-
-
-@pytest.mark.parametrize(
-    "name", ["torch", pytest.param("drill.layers.cost", marks=pytest.mark.slow)]
-)
-def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(name):
-    program = INTERRUPTED.format(name=name)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -9,10 +9,8 @@ import torch
 
 from drill.cli.display import printable
 from drill.cli.errors import CPU_MEMORY, as_drill_error
-from drill.errors import ArgumentError, DataError, DrillError, OutOfMemory, SettingsError
+from drill.errors import DataError, DrillError, OutOfMemory, SettingsError
 from drill.kernels.runtime.nvrtc import DriverError
-from drill.training.build import kernel_error
-from drill.training.settings import recipe
 
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
@@ -139,19 +137,6 @@ def test_a_closed_pipe_ends_without_a_message(run_cli, words):
         sys.stdout.close()
     assert code == 141
     assert err == notes
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "key"),
-    [
-        ("ptb-drill-4", ValueError("lstm: impl graph does not run here"), "encoder.impl"),
-        ("ptb-drill-4", ArgumentError("no GPU", "DeepResidual"), "layer.impl"),
-        ("ptb-mos-drill", ArgumentError("no GPU", "DeepResidual"), "layer.inner.impl"),
-    ],
-)
-def test_the_hint_for_a_missing_kernel_is_a_setting_that_exists(name, error, key):
-    assert str(kernel_error(recipe(name), error)).endswith(f"--set {key}=auto")
-    recipe(name, [f"{key}=auto"])
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "demo-drill", *CPU]])

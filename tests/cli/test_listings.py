@@ -76,3 +76,11 @@ def test_settings_shows_the_choices_of_a_layer():
 def test_data_counts_a_corpus(cli_output):
     out = cli_output("data", "text")
     assert out.startswith("text: 7 words; tokens train 1,800  valid 240  test 240\n")
+
+
+def test_data_counts_unknown_words(cli_output, workspace):
+    """Ten lines: the last is the test, the one before validation."""
+    lines = ["odd a a b b c", *["a a b b c"] * 7, "a b", "a b c new"]
+    (workspace / "rare.txt").write_text("\n".join(lines) + "\n")
+    out = cli_output("data", "rare.txt", "--min-count", "3")
+    assert "2.0% of the training tokens, 20.0% of the test tokens" in out

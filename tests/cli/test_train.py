@@ -68,12 +68,9 @@ def test_max_minutes_ends_a_run(run_cli, workspace):
         assert "(best of 1 epoch: 1; " in out
         assert out.endswith(", ended by training.max_minutes)\n")
     assert "max_minutes = 1e-06" in (workspace / "runs/brief/recipe.toml").read_text()
-    for words in (("report", "runs/brief", "-o", "brief.html"), ("evaluate", "runs/brief")):
-        assert run_cli(*words)[0] == 0
-    for limit in ("none", "60"):  # of an hour that its epochs did not need
-        code, out, _ = run_cli(*brief, f"training.max_minutes={limit}")
-        assert "(best of 2 epochs: 2; " in out
-        assert "ended by" not in out
+    _, out, _ = run_cli(*brief, "training.max_minutes=60")  # that its epochs do not need
+    assert "(best of 2 epochs: 2; " in out
+    assert "ended by" not in out
 
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "../out", "a/../../out", "/tmp/out"])
