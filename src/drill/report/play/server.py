@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,6 +27,15 @@ from drill.training.options import DEFAULT_BEAM_SIZE
 HOSTS = ("127.0.0.1", "localhost")
 MAX_TEXT = 20_000  # characters
 MAX_TOKENS = 500  # of a sample
+
+TYPES: dict[str, type | UnionType] = {  # of the values of a request
+    **dict.fromkeys(("text", "word"), str),
+    **dict.fromkeys(("run", "beam", "n_best", "tokens", "top_k", "seed"), int),
+    **dict.fromkeys(("temperature", "top_p"), int | float),
+    "runs": list,
+    "exact": bool,
+}
+Runs = Sequence[int]
 
 PAGE = Path(__file__).parent
 FILES = {
@@ -78,7 +88,7 @@ class Server:
         self.lock = threading.Lock()
         self.stopping: Callable[[], bool] = lambda: False  # ends samples, which may be long
 
-    def runs(self, _: dict[str, Any]) -> Any:
+    def runs(self) -> Any:
         return {
             "runs": [
                 {"name": p.name, "layer": p.run.settings.layer["name"], "adds_words": p.adds_words}
@@ -88,43 +98,34 @@ class Server:
             "unit": "subword" if self.players and self.players[0].subwords else "word",
         }
 
-    def curves(self, _: dict[str, Any]) -> Any:
+    def curves(self) -> Any:
         return answers.curves(self.folders, [each.run.folder.path for each in self.players])
 
-    def next(self, given: dict[str, Any]) -> Any:
-        return answers.next_words(self._chosen(given, "language model"), _text(given))
+    def next(self, runs: Runs = (0,), text: str = "") -> Any:
+        return answers.next_words(self._chosen(runs, "language model"), text)
 
-    def score(self, given: dict[str, Any]) -> Any:
-        return answers.score_text(self._chosen(given, "language model"), _text(given))
+    def score(self, runs: Runs = (0,), text: str = "") -> Any:
+        return answers.score_text(self._chosen(runs, "language model"), text)
 
-    def word(self, given: dict[str, Any]) -> Any:
-        exact = _value(given, "exact", bool, False)
-        return answers.look_up(self._chosen(given), _text(given, "word"), exact)
+    def word(self, runs: Runs = (0,), word: str = "", exact: bool = False) -> Any:
+        return answers.look_up(self._chosen(runs), word, exact)
 
-    def add(self, given: dict[str, Any]) -> Any:
-        players = self._chosen(given, "language model")
-        return answers.add_word(players, _text(given, "word"), _text(given))
+    def add(self, runs: Runs = (0,), word: str = "", text: str = "") -> Any:
+        return answers.add_word(self._chosen(runs, "language model"), word, text)
 
-    def translate(self, given: dict[str, Any]) -> Any:
-        beam_size = _value(given, "beam", int, DEFAULT_BEAM_SIZE)
-        n_best = _value(given, "n_best", int, 3)
-        players = self._chosen(given, "translator")
-        return answers.translate_text(players, _text(given), beam_size, n_best)
+    def translate(
+        self, runs: Runs = (0,), text: str = "", beam: int = DEFAULT_BEAM_SIZE, n_best: int = 3
+    ) -> Any:
+        return answers.translate_text(self._chosen(runs, "translator"), text, beam, n_best)
 
-    def sample(self, given: dict[str, Any]) -> Iterator[str]:
+    def sample(
+        self, run: int = 0, text: str = "", tokens: int = 60, **options: Any
+    ) -> Iterator[str]:
         """JSON strings, a line each; an object with the error where it ends early."""
-        (player,) = self._chosen({"runs": [given.get("run", 0)]}, "language model")
-        tokens = _value(given, "tokens", int, 60)
+        (player,) = self._chosen([run], "language model")
         if not 1 <= tokens <= MAX_TOKENS:
             raise SettingsError(f"is 1 to {MAX_TOKENS}", key="tokens")
-        pieces = player.sample(
-            _text(given),
-            max_new_tokens=tokens,
-            temperature=_value(given, "temperature", float, 1.0),
-            top_k=_value(given, "top_k", int, None),
-            top_p=_value(given, "top_p", float, None),
-            seed=_value(given, "seed", int, None),
-        )
+        pieces = player.sample(text, max_new_tokens=tokens, **options)
 
         def lines() -> Iterator[str]:
             try:
@@ -139,12 +140,9 @@ class Server:
 
         return lines()
 
-    def _chosen(self, given: dict[str, Any], task: str | None = None) -> list[Any]:
-        numbers = given.get("runs", [0])
+    def _chosen(self, numbers: Runs, task: str | None = None) -> list[Any]:
         known = range(len(self.players))
-        if not (isinstance(numbers, list) and numbers) or not all(
-            type(number) is int and number in known for number in numbers
-        ):
+        if not numbers or any(number not in known for number in numbers):
             raise SettingsError(f"is a list of numbers below {len(known)}", key="runs")
         chosen = [self.players[number] for number in dict.fromkeys(numbers)]
         if task is not None and chosen[0].task != task:
@@ -170,16 +168,16 @@ class Server:
         return Starlette(routes=routes, middleware=middleware)
 
 
-def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManager[Any]) -> Any:
+def _endpoint(work: Callable[..., Any], lock: AbstractContextManager[Any]) -> Any:
     async def endpoint(request: Request) -> Response:
         def answer() -> Any:
             with lock:
-                return work(given)
+                return work(**given)
 
         try:
             given = await _body(request) if request.method == "POST" else {}
             found = await run_in_threadpool(answer)
-        except (DrillError, ValueError, ArithmeticError, OSError) as error:
+        except (DrillError, ValueError, TypeError, ArithmeticError, OSError) as error:
             return JSONResponse({"error": str(error)}, 400)
         if isinstance(found, Iterator):
             return StreamingResponse(found, media_type="application/x-ndjson")
@@ -189,6 +187,7 @@ def _endpoint(work: Callable[[dict[str, Any]], Any], lock: AbstractContextManage
 
 
 async def _body(request: Request) -> dict[str, Any]:
+    """The keyword arguments of a request; null is the default."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise SettingsError("is application/json", key="Content-Type")
     try:
@@ -197,26 +196,18 @@ async def _body(request: Request) -> dict[str, Any]:
         given = None
     if not isinstance(given, dict):
         raise SettingsError("is a JSON object", key="request")
+    given = {key: value for key, value in given.items() if value is not None}
+    for key, value in given.items():
+        if key not in TYPES or not isinstance(value, TYPES[key]):
+            raise SettingsError("is unknown, or of another type", key=key)
+        if isinstance(value, str):
+            if len(value) > MAX_TEXT:
+                raise SettingsError(
+                    f"{len(value):,} characters; give at most {MAX_TEXT:,}", key=key
+                )
+            # JSON may hold half a surrogate pair, which no file and no answer can.
+            given[key] = value.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
     return given
-
-
-def _text(given: dict[str, Any], key: str = "text") -> str:
-    text = _value(given, key, str, "")
-    if len(text) > MAX_TEXT:
-        raise SettingsError(f"{len(text):,} characters; give at most {MAX_TEXT:,}", key=key)
-    # JSON may hold half a surrogate pair, which no file and no answer can.
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
-
-
-def _value(given: dict[str, Any], key: str, kind: type, default: Any) -> Any:
-    value = given.get(key)
-    if value is None:
-        return default
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise SettingsError(f"is of type {kind.__name__}", key=key)
-    return value
 
 
 async def _file(file: Path, _: Request) -> Response:
