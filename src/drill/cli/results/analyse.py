@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from drill.cli import options
-from drill.cli.display import counting, note
+from drill.cli.display import counting
 
 STREAMS = (
     "The test text is cut into up to 20 streams, whose first tokens are not predicted; "
@@ -47,7 +47,7 @@ def analyse(
     from drill.training.run.folder import json_row
 
     names = distinct_names([path.resolve() for path in runs])
-    found = RunComparison(words=word or (), say=note)
+    found = RunComparison(words=word or ())
     loaded = {name: load_language_model(path, device=device) for path, name in names.items()}
     for name, run in loaded.items():
         found.add(name, run)

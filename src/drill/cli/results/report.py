@@ -40,8 +40,7 @@ def report(
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
     from drill.report.page.page import check_replaceable, markdown, write_report
-    from drill.report.results.runs import distinct_names, read_run
-    from drill.report.tables.band_tables import saved_accuracy
+    from drill.report.results.runs import distinct_names
     from drill.training.run.weights import task_of
     from drill.training.settings import TRANSLATION
 
@@ -56,19 +55,11 @@ def report(
         echo(markdown(folders, ledger or []))
         return
     check_replaceable(out)
-    found = RunComparison(say=display.note)
-    if bands:
-        names = distinct_names(folders)
-        for folder in folders:
-            if task_of(folder) == TRANSLATION:
-                if not saved_accuracy(read_run(folder).evaluations):
-                    display.note(
-                        f"{folder}: no accuracy of words is saved; run `drill evaluate {folder} "
-                        "--bands`"
-                    )
-            else:
-                display.note(f"reading {folder}")
-                found.add(names[folder], load_language_model(folder, device=device))
+    found = RunComparison()
+    for folder, name in distinct_names(folders).items() if bands else ():
+        if task_of(folder) != TRANSLATION:
+            display.note(f"reading {folder}")
+            found.add(name, load_language_model(folder, device=device))
     page = write_report(
         folders,
         out,

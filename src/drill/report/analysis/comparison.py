@@ -1,6 +1,5 @@
 """Compare trained models: loss or accuracy on rare and frequent words, calibration, labels."""
 
-import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +30,6 @@ Say = Callable[[str], None]
 BATCH = 20  # batch size of the test text: 1 would lose no context and take ten times as long
 NEAREST = 5  # labels that are listed next to a label
 
-logger = logging.getLogger("drill")
-
 
 @dataclass
 class RunComparison:
@@ -44,7 +41,6 @@ class RunComparison:
 
     edges: Sequence[int] | None = None
     words: Sequence[str] = ()
-    say: Say = logger.info
     _texts: dict[tuple[Hashable, ...], tuple[TextBands, Tensor]] = field(
         default_factory=dict, init=False
     )

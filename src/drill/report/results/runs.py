@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from drill.errors import DrillError, ReportError
-from drill.files import nearest_run
 from drill.recipes.reader import layer_name, parsed, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
 from drill.report.results.run_files import as_finite, as_number, joined_text, known
@@ -143,11 +142,8 @@ def read_run(folder: Path | str) -> RunSummary:
         A summary; what is not known yet is None.
     """
     files = RunFolder(folder)
-    if not is_run(files.path):
-        near = nearest_run(files.path, "name a run folder, such as runs/NAME")
-        raise RunError(f"is not a run folder{near}", key=str(folder))
     try:
-        files.check_files()
+        files.check_run("name a run folder, such as runs/NAME")
         return _summary(files)
     except DrillError as error:
         raise RunError(str(error)) from None
@@ -162,7 +158,7 @@ def _summary(files: RunFolder) -> RunSummary:
     environment = files.read_environment() or {}
     rows = files.rows()
     validations = [_validation(row) for row in rows if row["kind"] in ("epoch", "validation")]
-    curve = _without_repeated(validations, "epoch")
+    curve = list({each.epoch: each for each in validations}.values())  # the last of each
     test: dict[str, Any] = next((row for row in reversed(rows) if row["kind"] == "test"), {})
     rates = known(as_finite(row.get("tokens_per_second")) for row in rows)
     rates = [rate for rate in rates if rate]  # epoch 0 trains nothing
@@ -183,9 +179,7 @@ def _summary(files: RunFolder) -> RunSummary:
         commit=joined_text(environment, "commit"),
         evaluations=read_evaluations(files, test, remarks),
         curve=tuple(curve),
-        validations=tuple(
-            _without_repeated([each for each in validations if each.step is not None], "step")
-        ),
+        validations=tuple({e.step: e for e in validations if e.step is not None}.values()),
         training=tuple(
             TrainingPoint(_epochs_done(row), row["step"], as_number(row.get("train_perplexity")))
             for row in rows
@@ -264,16 +258,6 @@ def _epochs_done(row: Mapping[str, Any]) -> float:
 
 def rounded_epochs(epochs: float) -> float:
     return int(epochs) if epochs.is_integer() else round(epochs, 2)
-
-
-def _without_repeated(validations: Iterable[Validation], key: str) -> list[Validation]:
-    """In rising order of ``key``: a repeated one replaces the old one and all after it."""
-    found: list[Validation] = []
-    for each in validations:
-        while found and getattr(found[-1], key) >= getattr(each, key):
-            found.pop()
-        found.append(each)
-    return found
 
 
 LANGUAGE_MODEL_SCORES = ("valid_bits_per_byte", "test_bits_per_byte", "test_bands")
