@@ -67,12 +67,6 @@ def test_every_setting_has_a_description_and_none_is_left_over():
     assert described == known
 
 
-def test_settings_shows_the_choices_of_a_layer():
-    kinds = {row.key: row.kind for row in setting_rows(recipe("demo-drill"))}
-    assert not [key for key, kind in kinds.items() if key.startswith("layer.") and "string" in kind]
-    assert kinds["layer.gate"] == "one of none, frequency"
-
-
 def test_data_counts_a_corpus(cli_output):
     out = cli_output("data", "text")
     assert out.startswith("text: 7 words; tokens train 1,800  valid 240  test 240\n")

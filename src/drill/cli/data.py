@@ -9,16 +9,15 @@ from drill.errors import DataError, SettingsError
 DEFAULT = ("en", "de")  # languages of the recipes
 
 
-def listed() -> list[str]:
+def _list() -> None:
     """A line for every corpus: name, state, description."""
-    from drill.data.text.catalog import CORPORA, PARALLEL_CORPORA
+    from drill.data.text.catalog import CORPORA, PARALLEL_CORPORA, data_folders
 
-    lines = []
     for name, known in (CORPORA | PARALLEL_CORPORA).items():
         files = f", files {', '.join(known.train)}.{{en,de}}, from {known.origin}"
-        about = known.about + (files if known.train else "")
-        lines.append(f"{name:11}  {_state(name):13}  {about}")
-    return lines
+        echo(f"{name:11}  {_state(name):13}  {known.about}{files if known.train else ''}")
+    folders = " and ".join(map(str, data_folders()))
+    echo(f"searched in {folders}; set DRILL_DATA to another folder")
 
 
 def _state(name: str) -> str:
@@ -52,16 +51,11 @@ def data(
 
     A folder of pairs is read as such with --source and --target.
     """
-    from drill.data.parallel.corpora import PARALLEL_NAMES
-    from drill.data.text.catalog import data_folders
-
     if corpus is None:
-        for line in listed():
-            echo(line)
-        folders = " and ".join(map(str, data_folders()))
-        echo(f"searched in {folders}; set DRILL_DATA to another folder")
+        _list()
         return
     from drill.data import read_corpus, read_parallel_corpus
+    from drill.data.parallel.corpora import PARALLEL_NAMES
 
     if corpus in PARALLEL_NAMES or source is not None or target is not None:
         if min_count > 1:
@@ -81,7 +75,5 @@ def data(
     ids = found.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
     echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
-    if found.closed:
-        return
     if (remark := share_of_unknown(found, vocabulary, ids)) is not None:
         echo(remark)

@@ -111,13 +111,9 @@ def export(
     A MarianMTModel for encoder.norm=post, else a PegasusForConditionalGeneration; the output layer
     is folded into one matrix. Beam width and length penalty are those of the run's test.
     """
-    from drill.training.run.weights import task_of
-    from drill.training.settings import TRANSLATION
     from drill.translation.export import export_translator
     from drill.translation.run import load_translator
 
-    if task_of(run) != TRANSLATION:
-        raise SettingsError("is a language model; only translators can be exported", key=str(run))
     loaded = load_translator(run, weights, "cpu")
     with as_settings_error():
         training = loaded.settings.training
