@@ -1,5 +1,6 @@
 """What commands print: progress (a bar on a terminal, lines elsewhere), tables, remarks."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -118,5 +119,5 @@ def note(line: str) -> None:
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters and the like escaped: ``\\n`` instead of a line break."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    """``text`` without control characters and lone surrogates: ``\\n`` instead of a line break."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", lambda each: ascii(each[0])[1:-1], text)
