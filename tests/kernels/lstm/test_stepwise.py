@@ -141,7 +141,7 @@ def test_weight_drop_is_a_masked_matrix_both_ways(hidden):
     ones = torch.ones(4 * hidden, hidden)
     torch.manual_seed(3)
     seed = torch.randint(2**62, (1,))
-    mask = weight_drop.masked_gradient(ones, hidden, drop, seed, torch.float32)
+    mask = weight_drop.masked_copy(ones, hidden, hidden, drop, seed, torch.float32)
     assert abs((mask == 0).float().mean().item() - drop) < 0.06
     torch.testing.assert_close(mask.unique(), torch.tensor([0.0, 1 / (1 - drop)]))
     torch.manual_seed(3)

@@ -35,23 +35,13 @@ def by_layer(given: Sequence[Tensor]) -> list[Layer]:
 
 
 class Gradients(NamedTuple):
-    """Gradients of the weights, one for both biases; None for those that are not wanted."""
+    """Gradients of the weights, one for both biases."""
 
-    w_ih: Tensor | None
-    w_hh: Tensor | None
-    bias: Tensor | None
+    w_ih: Tensor
+    w_hh: Tensor
+    bias: Tensor
 
     @classmethod
-    def empty(
-        cls,
-        like: Weights,  # for shapes and dtypes, on any device
-        device: torch.device,
-        asked: Sequence[bool],  # as the weights
-    ) -> "Gradients":
-        """Empty row-major tensors, whatever the layout of the weights."""
-        wanted = (asked[0], asked[1], asked[2] or asked[3])
-        pairs = zip(like[:3], wanted, strict=True)
-        made = (
-            torch.empty(w.shape, dtype=w.dtype, device=device) if ask else None for w, ask in pairs
-        )
-        return cls(*made)
+    def empty(cls, like: Weights, device: torch.device) -> "Gradients":
+        """Empty row-major tensors of these shapes and dtypes, whatever the layout."""
+        return cls(*(torch.empty(w.shape, dtype=w.dtype, device=device) for w in like[:3]))

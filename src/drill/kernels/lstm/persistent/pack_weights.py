@@ -96,47 +96,39 @@ def prepare(
 
 def finish(
     made: Gradients,
-    d_ih: Tensor | None,  # (4p, width), float32, by unit; None where there is no room for it
-    d_hh: Tensor | None,  # (4p, p), float32, by unit
-    d_bias: Tensor | None,  # (B, p, 4), float32
+    d_ih: Tensor,  # (4p, width), float32, by unit
+    d_hh: Tensor,  # (4p, p), float32, by unit
+    d_bias: Tensor,  # (B, p, 4), float32
     *,
     drop: float,
     seed: Tensor | None,
 ) -> None:
     """Write gradients of weights as ``prepare`` made them where those of the weights are to be."""
-    hidden = next((each.shape[0] // 4 for each in made if each is not None), 0)
-    inputs = 0 if made.w_ih is None else made.w_ih.shape[1]
-    by_row = [d_ih, d_hh, None if d_bias is None else d_bias[0].view(-1)]
-    padded = next((each.shape[0] // 4 for each in by_row if each is not None), 0)
+    hidden, inputs = made.w_hh.shape[1], made.w_ih.shape[1]
     rows = triton.cdiv(hidden, UNITS)
-    recurrent = 0 if d_hh is None else rows * triton.cdiv(hidden, COLUMNS)
-    inward = 0 if d_ih is None else rows * triton.cdiv(inputs, COLUMNS)
-    biases = 0 if d_bias is None else triton.cdiv(4 * hidden, COLUMNS)
-    if recurrent + inward + biases:
-        _finish[(recurrent + inward + biases,)](
-            d_ih,
-            d_hh,
-            d_bias,
-            seed,
-            made.w_ih,
-            made.w_hh,
-            made.bias,
-            hidden,
-            inputs,
-            inputs if d_ih is None else d_ih.shape[1],
-            0 if d_bias is None else d_bias.shape[0],
-            recurrent,
-            inward,
-            drop,
-            PADDED=padded,
-            DROP=seed is not None,
-            RECURRENT=d_hh is not None,
-            INWARD=d_ih is not None,
-            BIAS=d_bias is not None,
-            UNITS=UNITS,
-            COLUMNS=COLUMNS,
-            num_warps=4,
-        )
+    recurrent = rows * triton.cdiv(hidden, COLUMNS)
+    inward = rows * triton.cdiv(inputs, COLUMNS)
+    _finish[(recurrent + inward + triton.cdiv(4 * hidden, COLUMNS),)](
+        d_ih,
+        d_hh,
+        d_bias,
+        seed,
+        made.w_ih,
+        made.w_hh,
+        made.bias,
+        hidden,
+        inputs,
+        d_ih.shape[1],
+        d_bias.shape[0],
+        recurrent,
+        inward,
+        drop,
+        PADDED=d_hh.shape[1],
+        DROP=seed is not None,
+        UNITS=UNITS,
+        COLUMNS=COLUMNS,
+        num_warps=4,
+    )
 
 
 @triton.jit
@@ -235,12 +227,10 @@ def _prepare(
 def _finish(
     d_ih, d_hh, d_bias, seed, made_ih, made_hh, made_bias,
     hidden, inputs, width, batch, recurrent, inward, drop,
-    PADDED: tl.constexpr, DROP: tl.constexpr,
-    RECURRENT: tl.constexpr, INWARD: tl.constexpr, BIAS: tl.constexpr,
-    UNITS: tl.constexpr, COLUMNS: tl.constexpr,
+    PADDED: tl.constexpr, DROP: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    if RECURRENT and program < recurrent:
+    if program < recurrent:
         strips = tl.cdiv(hidden, COLUMNS)
         unit = (program // strips * UNITS + tl.arange(0, UNITS))[:, None]
         column = (program % strips * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -258,7 +248,7 @@ def _finish(
         tl.store(to + hidden * hidden, f, mask=real)
         tl.store(to + 2 * hidden * hidden, g, mask=real)
         tl.store(to + 3 * hidden * hidden, o, mask=real)
-    elif INWARD and program < recurrent + inward:
+    elif program < recurrent + inward:
         tile = program - recurrent
         strips_in = tl.cdiv(inputs, COLUMNS)
         unit_in = (tile // strips_in * UNITS + tl.arange(0, UNITS))[:, None]
@@ -268,7 +258,7 @@ def _finish(
             ours = (4 * unit_in + gate) * width + column_in
             value = tl.load(d_ih + ours, mask=real_in, other=0.0)
             tl.store(made_ih + (gate * hidden + unit_in) * inputs + column_in, value, mask=real_in)
-    elif BIAS:
+    else:
         offset = (program - recurrent - inward) * COLUMNS + tl.arange(0, COLUMNS)
         from_unit = offset % hidden * 4 + offset // hidden  # offset: by gate; sums: by unit
         real_bias = offset < 4 * hidden

@@ -45,10 +45,7 @@ class BackwardPass:
         device, shapes = output.device, [each.backward for each in layouts]
         # All that the second stream writes is asked for before it begins, and all that it reads
         # is referenced to the end: freed memory may still be in use on the other stream.
-        self.gradients = [
-            Gradients.empty(layer.weights, device, needs[6 * i + 2 : 6 * i + 6])
-            for i, layer in enumerate(like)
-        ]
+        self.gradients = [Gradients.empty(layer.weights, device) for layer in like]
         self.marks = [Marks.empty(shape, self.steps, self.batch, device) for shape in shapes]
         self.made = [Dgates.empty(shape, self.steps, self.batch, device) for shape in shapes]
         below = saved[0].inputs
@@ -100,10 +97,7 @@ class BackwardPass:
                 waiting = [i]
             self._make_gradients(waiting)
         for i, made in enumerate(self.gradients):
-            self.found[6 * i + 2 : 6 * i + 4] = made.w_ih, made.w_hh
-            self.found[6 * i + 4 : 6 * i + 6] = [
-                made.bias if asked else None for asked in self.needs[6 * i + 4 : 6 * i + 6]
-            ]
+            self.found[6 * i + 2 : 6 * i + 6] = *made, made.bias  # of both biases
 
     # These on the current stream.
     def _recur(self, i: int, span: Span, dends: Sequence[Tensor | None]) -> None:
@@ -148,9 +142,9 @@ def weights_gradients(made: Gradients, own: SavedLayer, dgates: Dgates, drop: fl
     turned = dgates.of_steps.t()
     finish(
         made,
-        None if made.w_ih is None else torch.mm(turned, own.inputs, out_dtype=torch.float32),
-        None if made.w_hh is None else torch.mm(turned, before, out_dtype=torch.float32),
-        None if made.bias is None else dgates.of_bias.view(batch, padded, 4),
+        torch.mm(turned, own.inputs, out_dtype=torch.float32),
+        torch.mm(turned, before, out_dtype=torch.float32),
+        dgates.of_bias.view(batch, padded, 4),
         drop=drop,
         seed=own.seed,
     )

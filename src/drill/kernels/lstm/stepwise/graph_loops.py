@@ -17,10 +17,16 @@ from threading import RLock
 from typing import Any, TypeVar
 
 import torch
-import triton  # noqa: F401  this module is of no use without it
+import triton
 from torch import Tensor
 
-from drill.kernels.lstm.stepwise.step_triton import TABLE, backward_step, forward_step, write_table
+from drill.kernels.lstm.stepwise.step_triton import (
+    TABLE,
+    UNITS,
+    backward_step,
+    forward_step,
+    write_table,
+)
 
 LONGEST = 64
 """Steps of the longest graph."""
@@ -55,8 +61,10 @@ class Loop(ABC):
     now: Tensor  # dtype of w, what a product reads
 
     def __init__(self, w: Tensor, batch: int, hidden: int, masked: bool, capped: bool) -> None:
-        self.w, self.batch, self.hidden, self.capped = w, batch, hidden, capped
-        empty = w.new_zeros(batch, w.shape[1], dtype=torch.float32)
+        self.w, self.batch, self.hidden, self.padded = w, batch, hidden, w.shape[1]
+        self.grid = (batch, triton.cdiv(self.padded, UNITS))
+        self.kind = {"MASKED": masked, "CAPPED": capped, "UNITS": UNITS}
+        empty = w.new_zeros(batch, self.padded, dtype=torch.float32)
         self.mask = empty if masked else None  # of h_t where the next step reads it
         self.table = torch.empty(TABLE, dtype=torch.int64, device=w.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] | None = None  # by their steps
@@ -71,12 +79,16 @@ class Loop(ABC):
 
     def run(self, first: int, steps: int, tensors: Tensors) -> None:
         """All steps from ``first`` on."""
-        write_table(self.table, first, tensors)
+        self._begin_at(first, tensors)
         if self.graphs is None:
             self._launch(steps)
         else:
             for piece in pieces(steps):
                 self.graphs[piece].replay()
+
+    def _begin_at(self, step: int, tensors: Tensors) -> None:
+        """Start the kernels at this step of these contiguous tensors."""
+        write_table[(1,)](self.table, step, *(tensor.data_ptr() for tensor in tensors))
 
     def _launch(self, steps: int) -> None:
         for i in range(steps):
@@ -95,7 +107,7 @@ class Loop(ABC):
             with torch.cuda.stream(aside):
                 # Compiles, loads and allocates, none of which a capture allows.
                 tensors = self.warmup_tensors()
-                write_table(self.table, 0, tensors)
+                self._begin_at(0, tensors)
                 self._launch(1)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
@@ -111,13 +123,13 @@ class ForwardLoop(Loop):
 
     def __init__(self, w: Tensor, batch: int, hidden: int, masked: bool, capped: bool) -> None:
         super().__init__(w, batch, hidden, masked, capped)
-        rows, padded = w.shape
-        self.now = w.new_zeros(batch, padded)  # h_{t-1}, masked
-        self.inner = w.new_zeros(batch, rows, dtype=torch.float32)
+        self.now = w.new_zeros(batch, self.padded)  # h_{t-1}, masked
+        self.inner = w.new_zeros(batch, len(w), dtype=torch.float32)
 
     def step(self, offset: int) -> None:
         multiply(self.now, self.w.t(), out=self.inner)
-        forward_step(self.table, self.inner, self.now, self.mask, self.capped, offset, self.hidden)
+        tensors, sizes = (self.inner, self.now, self.mask), (self.batch, self.hidden, self.padded)
+        forward_step[self.grid](self.table, *tensors, offset, *sizes, **self.kind)
 
     def warmup_tensors(self) -> Tensors:
         state = self.now.new_zeros(2, *self.now.shape)
@@ -132,16 +144,15 @@ class BackwardLoop(Loop):
 
     def __init__(self, w: Tensor, batch: int, hidden: int, masked: bool, capped: bool) -> None:
         super().__init__(w, batch, hidden, masked, capped)
-        rows, padded = w.shape
-        self.now = w.new_zeros(batch, rows)  # d gates_t
+        self.now = w.new_zeros(batch, len(w))  # d gates_t
         # One product a gate: a single one over all of them would need a second kernel for its sum.
-        self.inner = w.new_zeros(4, batch, padded, dtype=torch.float32)
+        self.inner = w.new_zeros(4, batch, self.padded, dtype=torch.float32)
         self.dc = torch.zeros_like(self.inner[0])  # in the end d c_0
 
     def step(self, offset: int) -> None:
-        backward_step(
-            self.table, self.inner, self.now, self.dc, self.mask, self.capped, offset, self.hidden
-        )
+        tensors = self.inner, self.now, self.dc, self.mask
+        sizes = self.batch, self.hidden, self.padded
+        backward_step[self.grid](self.table, *tensors, offset, *sizes, **self.kind)
         by_gate = self.now.view(self.batch, 4, -1).transpose(0, 1)  # (4, B, P)
         multiply(by_gate, self.w.view(4, *self.dc.shape[1:], -1), out=self.inner)
 

@@ -2,7 +2,7 @@
 
 A kernel that is recorded in a CUDA graph keeps its arguments, but every call has tensors of its
 own. So a kernel is given a table, in device memory, of the step it begins at and of where the
-tensors of this call lie (``write_table``). Only what the products touch stays in one place.
+tensors of this call lie. Only what the products touch stays in one place.
 
 Shapes: T steps, batch B, H units of which rows have P >= H, those beyond being zeros. Gates are in
 the order i, f, g, o. The next step reads h_t times a mask (B, P), where there is one; capped input
@@ -11,18 +11,18 @@ gates are at most 1 - f.
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from drill.kernels.runtime.triton_math import tanh
 
 TABLE = 5
 """Entries of a table: the step, then four addresses."""
 
-_UNITS = 128
+UNITS = 128
+"""Of a program."""
 
 
 @triton.jit(do_not_specialize=["step", "one", "two", "three", "four"])
-def _write_table(table, step, one, two, three, four):
+def write_table(table, step, one, two, three, four):
     tl.store(table, step.to(tl.int64))
     tl.store(table + 1, one.to(tl.int64))
     tl.store(table + 2, two.to(tl.int64))
@@ -31,7 +31,7 @@ def _write_table(table, step, one, two, three, four):
 
 
 @triton.jit(do_not_specialize=["offset"])
-def _forward_step(
+def forward_step(
     table,  # step, then bias (4, H), gates (T, B, 4, P), h and c (T + 1, B, P)
     product,  # (B, 4, P) W_hh h_{t-1}
     now,  # (B, P) becomes h_t, as the next step reads it
@@ -86,7 +86,7 @@ def _forward_step(
 
 
 @triton.jit(do_not_specialize=["offset"])
-def _backward_step(
+def backward_step(
     table,  # step, then activations (T, B, 4, P), c (T + 1, B, P), d h (T, B, P), d gates as they
     product,  # (4, B, P) what reaches the h_t that was read through each of the gates_{t+1}
     now,  # (B, 4, P) becomes d gates_t
@@ -151,41 +151,3 @@ def _backward_step(
     tl.store(dgates + padded, df, mask=stored)
     tl.store(dgates + 2 * padded, dg, mask=stored)
     tl.store(dgates + 3 * padded, do, mask=stored)
-
-
-def write_table(table: Tensor, step: int, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    """Start the kernels at this step of these contiguous tensors."""
-    _write_table[(1,)](table, step, *(tensor.data_ptr() for tensor in tensors))
-
-
-def forward_step(
-    table: Tensor,
-    product: Tensor,
-    now: Tensor,
-    mask: Tensor | None,
-    capped: bool,
-    offset: int,
-    hidden: int,
-) -> None:
-    """One step forward: step ``offset`` after the table's step."""
-    batch, padded = now.shape
-    grid = (batch, triton.cdiv(padded, _UNITS))
-    kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
-    _forward_step[grid](table, product, now, mask, offset, batch, hidden, padded, **kind)
-
-
-def backward_step(
-    table: Tensor,
-    product: Tensor,
-    now: Tensor,
-    dc: Tensor,
-    mask: Tensor | None,
-    capped: bool,
-    offset: int,
-    hidden: int,
-) -> None:
-    """One step backward, at the table's step plus ``offset``, which is negative or 0."""
-    batch, padded = dc.shape
-    grid = (batch, triton.cdiv(padded, _UNITS))
-    kind = {"MASKED": mask is not None, "CAPPED": capped, "UNITS": _UNITS}
-    _backward_step[grid](table, product, now, dc, mask, offset, batch, hidden, padded, **kind)

@@ -22,7 +22,7 @@ from drill.kernels.lstm.stepwise.graph_loops import (
     acquire_loop,
     multiply,
 )
-from drill.kernels.lstm.stepwise.weight_drop import masked_gradient, masked_weight
+from drill.kernels.lstm.stepwise.weight_drop import masked_copy
 
 OPERANDS = torch.bfloat16
 """The dtype of the operands of products, and of the output."""
@@ -61,7 +61,7 @@ class StepwiseLstm(torch.autograd.Function):
         if drop > 0.0:
             # On the device: drawn on the host it would be the same in every replay of a graph.
             seed = torch.randint(2**62, (1,), device=x.device)
-            w = masked_weight(w_hh, padded, drop, seed, OPERANDS)
+            w = masked_copy(w_hh, padded, hidden, drop, seed, OPERANDS)
         else:
             w = widened(w_hh, padded, padded)
         gates = multiply(inputs, w_in.t())  # (T B, 4 padded), in the end their activations
@@ -111,7 +111,7 @@ class StepwiseLstm(torch.autograd.Function):
                 before[..., :hidden] = before[..., :hidden] * mask
             dw = multiply(flat.t(), before.view(steps * batch, padded))
             if seed is not None:
-                dw_hh = masked_gradient(dw, hidden, ctx.drop, seed, hh_dtype)
+                dw_hh = masked_copy(dw, hidden, hidden, ctx.drop, seed, hh_dtype)
             else:
                 dw_hh = narrowed(dw, hidden, hidden).to(hh_dtype)
         if needs[5]:

@@ -1,10 +1,8 @@
 """Weight drop of the stepwise LSTM, on the way of W_hh to its products and back (Triton).
 
-    masked_weight    W_hh * m, padded, in the dtype of products
-    masked_gradient  the gradient of that without its padding, times m
-
-m is 0 with probability ``drop``, else 1 / (1 - drop). It is never stored: both draw it from one
-seed, where a mask in memory would be written, scaled, read and multiplied in passes of their own.
+The mask is 0 with probability ``drop``, else 1 / (1 - drop). It is never stored: both ways draw it
+from one seed, where a mask in memory would be written, scaled, read and multiplied in passes of
+their own.
 """
 
 import torch
@@ -17,33 +15,18 @@ from drill.kernels.lstm.persistent.pack_weights import gate_masks
 UNITS, COLUMNS = 16, 64  # of a tile, with the four gates of each unit
 
 
-def masked_weight(
-    weight: Tensor,  # (4 hidden, hidden)
-    padded: int,
+def masked_copy(
+    source: Tensor,  # (4 S, S): W_hh, or the gradient of its padded copy
+    width: int,  # T
+    hidden: int,  # units that are no padding
     drop: float,
     seed: Tensor,  # (1,), int64
     dtype: torch.dtype,
-) -> Tensor:  # (4 padded, padded), zeros beyond
-    made = torch.empty(4 * padded, padded, dtype=dtype, device=weight.device)
-    grid = (triton.cdiv(padded, UNITS) * triton.cdiv(padded, COLUMNS),)
-    hidden = weight.shape[1]
-    sizes = {"SOURCE": hidden, "TARGET": padded, "UNITS": UNITS, "COLUMNS": COLUMNS}
-    _masked_copy[grid](weight.contiguous(), seed, made, hidden, drop, **sizes, num_warps=4)
-    return made
-
-
-def masked_gradient(
-    gradient: Tensor,  # (4 padded, padded), float32
-    hidden: int,
-    drop: float,
-    seed: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:  # (4 hidden, hidden)
-    made = torch.empty(4 * hidden, hidden, dtype=dtype, device=gradient.device)
-    grid = (triton.cdiv(hidden, UNITS) * triton.cdiv(hidden, COLUMNS),)
-    padded = gradient.shape[1]
-    sizes = {"SOURCE": padded, "TARGET": hidden, "UNITS": UNITS, "COLUMNS": COLUMNS}
-    _masked_copy[grid](gradient.contiguous(), seed, made, hidden, drop, **sizes, num_warps=4)
+) -> Tensor:  # (4 T, T): source * m with padding added, of zeros, or left out
+    made = torch.empty(4 * width, width, dtype=dtype, device=source.device)
+    grid = (triton.cdiv(width, UNITS) * triton.cdiv(width, COLUMNS),)
+    sizes = {"SOURCE": source.shape[1], "TARGET": width, "UNITS": UNITS, "COLUMNS": COLUMNS}
+    _masked_copy[grid](source.contiguous(), seed, made, hidden, drop, **sizes, num_warps=4)
     return made
 
 
