@@ -116,7 +116,7 @@ def without_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(streams, "_second_to", lambda *first: Stream())
+    monkeypatch.setattr(streams, "_others", lambda *first: (Stream(), Stream()))
     monkeypatch.setattr(stack_forward, "layout_on", lambda device, hidden: layout(hidden, 16))
     monkeypatch.setattr(stack_forward, "run_forward", forward_by_step)
     monkeypatch.setattr(stack_backward, "run_backward", backward_by_step)

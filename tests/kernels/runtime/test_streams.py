@@ -26,8 +26,7 @@ class Stream:
 def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(Stream, "pool", cycle([7, 8, 9, 10]))
-    for name in ("_second_to", "_third_to"):
-        monkeypatch.setattr(streams_module, name, cache(getattr(streams_module, name).__wrapped__))
+    monkeypatch.setattr(streams_module, "_others", cache(streams_module._others.__wrapped__))
 
 
 def test_the_second_is_not_the_first(streams):

@@ -142,7 +142,8 @@ def test_the_map_is_a_product_before(device, kernel, half):
         out = residual_norm(x, inside, gamma, beta, y_linear=apply, **options)
         return [*out, *torch.autograd.grad(out, leaves, given)]
 
-    alone = weights._replace(bias=None, half_bias=None)
+    none = torch.zeros_like(b)
+    alone = weights._replace(bias=none, half_bias=none.to(half))
     apart = both(matrix_product(y, alone), identity(b, half))
     together = both(y, weights)
     assert [each.dtype for each in together] == [each.dtype for each in apart]

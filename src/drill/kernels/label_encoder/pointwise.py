@@ -258,7 +258,7 @@ class PointwiseEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("DeepResidual", grad, 'impl="reference"')
+        require_plain_backward("DeepResidual", grad)
         masks, U, X, P, E, gate = ctx.saved_tensors
         options: Options = ctx.options
         products, V, d = P.shape

@@ -239,10 +239,8 @@ class TritonEngine(TorchEngine):
     def gather(
         self, losses: Tensor, targets: Tensor, settings: NllOptions, reduction: str
     ) -> tuple[Tensor, Tensor | None]:
-        if reduction == "none":
-            return losses, None
-        if reduction == "sum":
-            return losses.sum(), None
+        if reduction != "mean":
+            return super().gather(losses, targets, settings, reduction)
         out = losses.new_empty(2)
         rows, ignore_index = targets.shape[0], settings.ignore_index
         _average[(1,)](losses, targets, out, rows, ignore_index, BLOCK=1024, num_warps=8)

@@ -185,7 +185,7 @@ class _OneSweep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("nll", grad, 'impl="reference"')
+        require_plain_backward("nll", grad)
         made, ctx.made = ctx.made, None  # returned now; a second backward computes them again
         if made is None:
             hidden, weight, bias, targets = ctx.saved_tensors

@@ -335,7 +335,7 @@ class _OneSweep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("nll", grad, 'impl="reference"')
+        require_plain_backward("nll", grad)
         per_token, gamma, share, context_sums, label_sums = ctx.saved_tensors
         for_prior, for_contexts, for_weight, for_bias = ctx.needs_input_grad[1:5]
         prior_dtype, context_dtype, weight_dtype, bias_dtype = ctx.dtypes

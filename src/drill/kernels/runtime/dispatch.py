@@ -55,14 +55,10 @@ def require_triton(device: torch.device, dtype: torch.dtype) -> None:
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def c_compiler() -> str | None:
-    """What Triton builds the launchers of its kernels with: $CC where it is set, gcc or clang."""
-    given = os.environ.get("CC")
-    return (shutil.which("gcc") or shutil.which("clang")) if given is None else shutil.which(given)
-
-
-C_COMPILER = c_compiler()
-"""Looked for once: torch.compile would trace it."""
+_COMPILERS = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+C_COMPILER = next(filter(None, map(shutil.which, _COMPILERS)), None)
+"""What Triton builds the launchers of its kernels with; looked for once, for torch.compile would
+trace it."""
 
 
 def must_not_wait(device: torch.device) -> bool:

@@ -18,7 +18,7 @@ def second_stream(first: torch.cuda.Stream) -> Iterator[torch.cuda.Stream]:
     Work then only runs later than it could; but a capture by another thread on the same stream
     at the same time fails.
     """
-    second = _second_to(first.device_index, first.cuda_stream)
+    second, _ = _others(first.device_index, first.cuda_stream)
     second.wait_stream(first)
     with awaiting(second, first):
         yield second
@@ -38,21 +38,13 @@ def awaiting(other: torch.cuda.Stream, first: torch.cuda.Stream) -> Iterator[Non
 
 def third_stream(first: torch.cuda.Stream) -> torch.cuda.Stream:
     """Another stream, neither the first nor its second; the caller makes them wait."""
-    return _third_to(first.device_index, first.cuda_stream)
+    return _others(first.device_index, first.cuda_stream)[1]
 
 
 @cache
-def _second_to(index: int, first: int) -> torch.cuda.Stream:
-    return _another(index, first)
-
-
-@cache
-def _third_to(index: int, first: int) -> torch.cuda.Stream:
-    return _another(index, first, _second_to(index, first).cuda_stream)
-
-
-def _another(index: int, *taken: int) -> torch.cuda.Stream:
-    """A stream that is none of these; PyTorch hands out 32 in turns."""
+def _others(index: int, first: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """The second and the third stream; PyTorch hands out 32 in turns, one may be the first."""
     device = torch.device("cuda", index)
-    streams = (torch.cuda.Stream(device) for _ in range(len(taken) + 1))
-    return next(each for each in streams if each.cuda_stream not in taken)
+    streams = (torch.cuda.Stream(device) for _ in range(3))
+    second, third, *_ = (each for each in streams if each.cuda_stream != first)
+    return second, third

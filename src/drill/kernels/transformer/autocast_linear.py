@@ -22,16 +22,14 @@ class LinearWeights(NamedTuple):
     """The weights of a linear map, and the same in the dtype of products."""
 
     weight: Tensor  # (o, i)
-    bias: Tensor | None  # (o,)
+    bias: Tensor  # (o,)
     half_weight: Tensor
-    half_bias: Tensor | None
+    half_bias: Tensor
 
 
 @torch.no_grad()
-def cast_together(
-    maps: Sequence[tuple[Tensor, Tensor | None]], dtype: torch.dtype
-) -> list[LinearWeights]:
-    """Cast the weights of many maps by one launch."""
+def cast_together(maps: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> list[LinearWeights]:
+    """Cast the weights and biases of many maps by one launch."""
     wide: list[Tensor] = []
     half: list[Tensor] = []
 
@@ -42,10 +40,7 @@ def cast_together(
         half.append(torch.empty_like(each, dtype=dtype))
         return half[-1]
 
-    made = [
-        LinearWeights(weight, bias, to_come(weight), None if bias is None else to_come(bias))
-        for weight, bias in maps
-    ]
+    made = [LinearWeights(weight, bias, to_come(weight), to_come(bias)) for weight, bias in maps]
     if wide:
         torch._foreach_copy_(half, wide)
     return made
@@ -59,14 +54,14 @@ def product(x: Tensor, weights: LinearWeights) -> Tensor:
 
 
 def products(x: Tensor, maps: Sequence[LinearWeights]) -> tuple[Tensor, ...]:
-    """``product`` of several maps with bias for one x, as one product.
+    """``product`` of several maps for one x, as one product.
 
     Its parts share their memory, and so do the gradients of the weights: who keeps one keeps all.
     Until backward it keeps another copy of all matrices.
     """
     with torch.no_grad():  # gradients go to the weights by themselves
         half_weight = torch.cat([each.half_weight for each in maps])
-        half_bias = torch.cat([cast(Tensor, each.half_bias) for each in maps])
+        half_bias = torch.cat([each.half_bias for each in maps])
     matrices, biases = ([each[i] for each in maps] for i in (0, 1))
     return cast(tuple[Tensor, ...], _Products.apply(x, half_weight, half_bias, *matrices, *biases))
 
@@ -77,11 +72,11 @@ class _Product(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
+        bias: Tensor,
         half_weight: Tensor,
-        half_bias: Tensor | None,
+        half_bias: Tensor,
     ) -> Tensor:
-        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
         x = x.to(half_weight.dtype)
         ctx.save_for_backward(x, half_weight)
         return F.linear(x, half_weight, half_bias)
@@ -141,8 +136,7 @@ def product_gradients(
     x_dtype, weight_dtype = dtypes
     d_x = d_weight = None
     if wanted[0]:
-        d_x = torch.matmul(grad, half_weight)
-        d_x = d_x if d_x.dtype == x_dtype else d_x.to(x_dtype)
+        d_x = torch.matmul(grad, half_weight).to(x_dtype)
     if wanted[1]:
         rows = grad.reshape(-1, grad.shape[-1])  # (N, o)
         d_weight = _wide(rows.t(), x.reshape(-1, x.shape[-1]), weight_dtype)

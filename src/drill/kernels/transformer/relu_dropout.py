@@ -10,7 +10,6 @@ dropped, and no gradient flows either way.
 Shapes: x (..., i), W (m, i), b (m,).
 """
 
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -33,17 +32,9 @@ def relu_dropout(
     """
     weight, bias, half_weight, _ = linear
     # A shorter bias would be read past its end.
-    assert bias is not None
     assert bias.shape == weight.shape[:1]
     assert dropout == 0.0 or seed is not None
     return cast(Tensor, _ReluDropout.apply(x, weight, half_weight, bias, seed, float(dropout)))
-
-
-@cache
-def _kernels() -> Any:
-    from drill.kernels.transformer import relu_dropout_triton
-
-    return relu_dropout_triton
 
 
 class _ReluDropout(torch.autograd.Function):
@@ -57,10 +48,12 @@ class _ReluDropout(torch.autograd.Function):
         seed: Tensor | None,
         dropout: float,
     ) -> Tensor:
+        from drill.kernels.transformer import relu_dropout_triton
+
         ctx.dtypes = x.dtype, weight.dtype, bias.dtype
         x_half = x.to(half_weight.dtype)
         p = F.linear(x_half, half_weight)
-        out: Tensor = _kernels().forward(p.contiguous(), bias.contiguous(), seed, dropout)
+        out = relu_dropout_triton.forward(p.contiguous(), bias.contiguous(), seed, dropout)
         ctx.save_for_backward(out, x_half, half_weight)
         ctx.dropout = dropout
         return out
@@ -68,10 +61,11 @@ class _ReluDropout(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from drill.kernels.transformer import relu_dropout_triton
+
         out, x_half, half_weight = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        dp, d_bias = _kernels().backward(grad.contiguous(), out, ctx.dropout)
+        dp, d_bias = relu_dropout_triton.backward(grad.contiguous(), out, ctx.dropout)
         dtypes, wanted = (x_dtype, weight_dtype), ctx.needs_input_grad[:2]
         d_x, d_weight = product_gradients(dp, x_half, half_weight, dtypes, wanted)
-        d_bias = d_bias if d_bias.dtype == bias_dtype else d_bias.to(bias_dtype)
-        return d_x, d_weight, None, d_bias, None, None
+        return d_x, d_weight, None, d_bias.to(bias_dtype), None, None

@@ -12,7 +12,6 @@ kernels do not run, ``models/transformer/blocks.py`` calls PyTorch's modules one
 Shapes: x (..., d), y (..., i), W (d, i); b, gamma and beta (d,).
 """
 
-from functools import cache
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -88,7 +87,6 @@ def residual_norm(
         matrix, y_bias, half_matrix, _ = y_linear
         assert y.shape[:-1] == shape
         assert matrix.shape == (width, y.shape[-1])
-        assert y_bias is not None
         assert y_bias.shape == (width,)
         assert dropout == 0.0 or seed is not None
         y_weights = matrix, half_matrix, y_bias
@@ -98,13 +96,6 @@ def residual_norm(
         x, y, *y_weights, weight, bias, seed, *numbers, dtype, carry_norm
     )
     return cast(tuple[Tensor, Tensor], (n if carried is None else carried, n))
-
-
-@cache
-def _kernels() -> Any:
-    from drill.kernels.transformer import residual_norm_triton
-
-    return residual_norm_triton
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -126,13 +117,15 @@ class _ResidualNorm(torch.autograd.Function):
         dtype: torch.dtype,
         carry_norm: bool,
     ) -> tuple[Tensor | None, Tensor]:
+        from drill.kernels.transformer import residual_norm_triton
+
         ctx.y_dtype = None if y is None else y.dtype
         y_half = None
         if half_weight is not None and y is not None:
             y_half = y.to(half_weight.dtype)
             y = F.linear(y_half, half_weight)
         weight = weight.contiguous()  # backward reads it too
-        made = _kernels().forward(
+        made = residual_norm_triton.forward(
             x.contiguous(),
             None if y is None else y.contiguous(),
             None if y_bias is None else y_bias.contiguous(),
@@ -159,9 +152,11 @@ class _ResidualNorm(torch.autograd.Function):
     def backward(
         ctx: Any, d_carried: Tensor | None, d_read: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        from drill.kernels.transformer import residual_norm_triton
+
         r, statistics, weight, seed, y_half, half_weight = ctx.saved_tensors
         d_carried = None if d_carried is None else d_carried.contiguous()
-        d_x, d_y, sums = _kernels().backward(
+        d_x, d_y, sums = residual_norm_triton.backward(
             None if ctx.carry_norm else d_carried,
             None if d_read is None else d_read.contiguous(),
             d_carried if ctx.carry_norm else None,
@@ -177,7 +172,7 @@ class _ResidualNorm(torch.autograd.Function):
             dtypes, wanted = (ctx.y_dtype, ctx.y_weight_dtype), ctx.needs_input_grad[1:3]
             d_y, d_y_weight = product_gradients(d_y, y_half, half_weight, dtypes, wanted)
         d_weight, d_bias, d_y_bias = (
-            each if each is None or each.dtype == dtype else each.to(dtype)
+            None if each is None else each.to(dtype)
             for each, dtype in zip(sums, ctx.vectors, strict=True)
         )
         return d_x, d_y, d_y_weight, None, d_y_bias, d_weight, d_bias, *(None,) * 5

@@ -192,7 +192,7 @@ class ChainEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("DeepResidual", grad, 'impl="reference"')
+        require_plain_backward("DeepResidual", grad)
         # While recurrences run, backward has less room: gradients of weights are made there.
         saved = ctx.saved_tensors  # once: checkpointing computes them at every access
         with on_stream(ctx.stream, (grad, *saved)):

@@ -7,6 +7,16 @@ from drill.kernels.label_encoder.locked.forward_triton import halves_of
 from drill.kernels.label_encoder.locked.gather_columns import begin, filled_up
 from drill.kernels.label_encoder.pointwise_triton import slope
 
+ROWS = COLUMNS = 64
+"""Tile of the product that passes gradients on: rows x columns of its result."""
+SUM_ROWS = SUM_COLUMNS = SUM_INNER = 64
+"""Tile of the sum over labels, which it takes in steps of ``SUM_INNER``."""
+WARPS = 4
+_ROWS, _COLUMNS = tl.constexpr(ROWS), tl.constexpr(COLUMNS)
+_INNER, _STAGES = tl.constexpr(32), tl.constexpr(4)
+_SUM_ROWS, _SUM_COLUMNS = tl.constexpr(SUM_ROWS), tl.constexpr(SUM_COLUMNS)
+_SUM_INNER, _SUM_STAGES = tl.constexpr(SUM_INNER), tl.constexpr(3)
+
 
 @triton.jit
 def start_gradient(
@@ -57,14 +67,6 @@ def map_gradient(
     labels_per_split,
     ACTIVATION: tl.constexpr,
     HAS_BELOW: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    STAGES: tl.constexpr,
-    SUM_ROWS: tl.constexpr,
-    SUM_COLUMNS: tl.constexpr,
-    SUM_INNER: tl.constexpr,
-    SUM_STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The two products with dP: past the mask and the activation below, and that with X.
@@ -75,8 +77,8 @@ def map_gradient(
     begin(OVERLAP)
     n = tl.load(count)
     m = filled_up(tl.load(count + 1))
-    across = tl.cdiv(n, SUM_COLUMNS)
-    summing = tl.cdiv(m, SUM_ROWS) * across * splits
+    across = tl.cdiv(n, _SUM_COLUMNS)
+    summing = tl.cdiv(m, _SUM_ROWS) * across * splits
     program = tl.program_id(0)
     if program < summing:
         tile = program // splits
@@ -84,23 +86,19 @@ def map_gradient(
             dP,
             X,
             partial,
-            tile // across * SUM_ROWS,
-            tile % across * SUM_COLUMNS,
+            tile // across * _SUM_ROWS,
+            tile % across * _SUM_COLUMNS,
             program % splits,
             m,
             filled_up(n),
             labels,
             width,
             labels_per_split,
-            SUM_ROWS,
-            SUM_COLUMNS,
-            SUM_INNER,
-            SUM_STAGES,
         )
     else:
-        tiles = tl.maximum(tl.cdiv(n, COLUMNS), 1)
+        tiles = tl.maximum(tl.cdiv(n, _COLUMNS), 1)
         block = (program - summing) // tiles
-        if block * ROWS < rows:
+        if block * _ROWS < rows:
             _gradient_of_inputs(
                 dP,
                 U,
@@ -110,7 +108,7 @@ def map_gradient(
                 dP_below,
                 sums,
                 block,
-                (program - summing) % tiles * COLUMNS,
+                (program - summing) % tiles * _COLUMNS,
                 n,
                 m,
                 labels,
@@ -118,10 +116,6 @@ def map_gradient(
                 width,
                 ACTIVATION,
                 HAS_BELOW,
-                ROWS,
-                COLUMNS,
-                INNER,
-                STAGES,
             )
 
 
@@ -143,32 +137,28 @@ def _gradient_of_inputs(
     width,
     ACTIVATION: tl.constexpr,
     HAS_BELOW: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """dP U, past the mask and the activation below: the gradient of the product below."""
-    position = first + tl.arange(0, COLUMNS)
-    left = first + tl.arange(0, COLUMNS // 2)
-    right = left + COLUMNS // 2
-    row = row_block * ROWS + tl.arange(0, ROWS)
+    position = first + tl.arange(0, _COLUMNS)
+    left = first + tl.arange(0, _COLUMNS // 2)
+    right = left + _COLUMNS // 2
+    row = row_block * _ROWS + tl.arange(0, _ROWS)
     own = row < labels
     filled = filled_up(n)
     # On their way from memory while the product is computed.
     P_left = _product_below(P_below, row, left, own, filled, width, HAS_BELOW)
     P_right = _product_below(P_below, row, right, own, filled, width, HAS_BELOW)
-    k = tl.arange(0, INNER)
+    k = tl.arange(0, _INNER)
     P_at = dP + row.to(tl.int64)[:, None] * width + k[None, :]
     U_at = U + k[:, None] * width + position[None, :]
-    g = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in tl.range(0, m, INNER, num_stages=STAGES):
+    g = tl.zeros((_ROWS, _COLUMNS), tl.float32)
+    for start in tl.range(0, m, _INNER, num_stages=_STAGES):
         valid = k < m - start
         p = tl.load(P_at, mask=own[:, None] & valid[None, :], other=0.0)
         u = tl.load(U_at, mask=valid[:, None] & (position < filled)[None, :], other=0.0)
         g = tl.dot(p, u, g, input_precision="ieee")
-        P_at += INNER
-        U_at += INNER * width
+        P_at += _INNER
+        U_at += _INNER * width
     g_left, g_right = halves_of(g)
     block_sums = sums
     if HAS_BELOW:
@@ -258,28 +248,24 @@ def _sum_over_labels(
     labels,
     width,
     labels_per_split,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """A tile of dP^T X over one split of the labels."""
-    row = first_row + tl.arange(0, ROWS)
-    column = first_column + tl.arange(0, COLUMNS)
+    row = first_row + tl.arange(0, _SUM_ROWS)
+    column = first_column + tl.arange(0, _SUM_COLUMNS)
     start = split * labels_per_split
     stop = tl.minimum(labels, start + labels_per_split)
-    k = tl.arange(0, INNER)
+    k = tl.arange(0, _SUM_INNER)
     line = (start + k).to(tl.int64) * width
     P_at = dP + line[None, :] + row[:, None]
     X_at = X + line[:, None] + column[None, :]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for label in tl.range(start, stop, INNER, num_stages=STAGES):
+    total = tl.zeros((_SUM_ROWS, _SUM_COLUMNS), tl.float32)
+    for label in tl.range(start, stop, _SUM_INNER, num_stages=_SUM_STAGES):
         valid = k < stop - label
         p = tl.load(P_at, mask=(row < m)[:, None] & valid[None, :], other=0.0)
         x = tl.load(X_at, mask=valid[:, None] & (column < n)[None, :], other=0.0)
         total = tl.dot(p, x, total, input_precision="ieee")
-        P_at += INNER * width
-        X_at += INNER * width
+        P_at += _SUM_INNER * width
+        X_at += _SUM_INNER * width
     at = partial + split.to(tl.int64) * width * width
     at += row[:, None] * width + column[None, :]
     tl.store(at, total, mask=(row < m)[:, None] & (column < n)[None, :])

@@ -6,6 +6,12 @@ import triton.language as tl
 from drill.kernels.label_encoder.locked.gather_columns import begin, filled_up
 from drill.kernels.label_encoder.pointwise_triton import activate
 
+ROWS = COLUMNS = 64
+"""Tile of a product: rows x columns of its result."""
+WARPS = 4
+_ROWS, _COLUMNS = tl.constexpr(ROWS), tl.constexpr(COLUMNS)
+_INNER, _STAGES = tl.constexpr(64), tl.constexpr(3)
+
 
 @triton.jit
 def map_labels(
@@ -23,10 +29,6 @@ def map_labels(
     width,
     ACTIVATION: tl.constexpr,
     HAS_NEXT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """act(X U^T + b) with its residual, dropped for the next map; of the last map all columns.
@@ -38,33 +40,33 @@ def map_labels(
     m = width
     if HAS_NEXT:
         m = tl.load(count + 1)
-    tiles = tl.maximum(tl.cdiv(m, COLUMNS), 1)
-    first_row = tl.program_id(0) // tiles * ROWS
+    tiles = tl.maximum(tl.cdiv(m, _COLUMNS), 1)
+    first_row = tl.program_id(0) // tiles * _ROWS
     if first_row >= rows:
         return
-    row = first_row + tl.arange(0, ROWS)
-    first = tl.program_id(0) % tiles * COLUMNS
-    position = first + tl.arange(0, COLUMNS)
-    left = first + tl.arange(0, COLUMNS // 2)
-    right = left + COLUMNS // 2
+    row = first_row + tl.arange(0, _ROWS)
+    first = tl.program_id(0) % tiles * _COLUMNS
+    position = first + tl.arange(0, _COLUMNS)
+    left = first + tl.arange(0, _COLUMNS // 2)
+    right = left + _COLUMNS // 2
     own = row < labels
     filled = filled_up(m)
     # On their way from memory while the product is computed.
     before = X_next if HAS_NEXT else E
     added_left = _residual(before, row, left, own, filled, width)
     added_right = _residual(before, row, right, own, filled, width)
-    p = tl.zeros((ROWS, COLUMNS), tl.float32)
+    p = tl.zeros((_ROWS, _COLUMNS), tl.float32)
     p += tl.load(b + position, mask=position < filled, other=0.0)[None, :]
-    k = tl.arange(0, INNER)
+    k = tl.arange(0, _INNER)
     X_at = X + row.to(tl.int64)[:, None] * width + k[None, :]
     U_at = U + position[None, :] * width + k[:, None]
-    for start in tl.range(0, n, INNER, num_stages=STAGES):
+    for start in tl.range(0, n, _INNER, num_stages=_STAGES):
         valid = k < n - start
         x = tl.load(X_at, mask=own[:, None] & valid[None, :], other=0.0)
         u = tl.load(U_at, mask=valid[:, None] & (position < filled)[None, :], other=0.0)
         p = tl.dot(x, u, p, input_precision="ieee")
-        X_at += INNER
-        U_at += INNER
+        X_at += _INNER
+        U_at += _INNER
     p_left, p_right = halves_of(p)
     to = X_next if HAS_NEXT else Y
     _end_of_map(

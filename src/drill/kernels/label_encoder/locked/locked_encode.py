@@ -6,12 +6,13 @@ dropout 0.6 a map multiplies 160 columns instead of 400 by 160 instead of 400, i
 all 400. See ``gather_columns`` for how.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from drill.kernels.label_encoder.locked import backward_triton, forward_triton
 from drill.kernels.label_encoder.locked.backward_triton import map_gradient, start_gradient
 from drill.kernels.label_encoder.locked.forward_triton import map_labels
 from drill.kernels.label_encoder.locked.gather_columns import arrange, narrow
@@ -20,20 +21,6 @@ from drill.kernels.label_encoder.options import Options
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.padding import aligned, without_padding
 
-
-class Tiles(NamedTuple):
-    """Tile of a product: rows x columns of its result, in steps of ``inner``."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
-
-
-MAP = Tiles(64, 64, 64, warps=4, stages=3)
-GRADIENT = Tiles(64, 64, 32, warps=4, stages=4)
-SUM = Tiles(64, 64, 64, warps=4, stages=3)
 
 LABELS_PER_SPLIT = 768
 """Labels that a program of the gradients of U sums over: about as long as other programs."""
@@ -72,7 +59,8 @@ class FusedEncode(torch.autograd.Function):
         position, count, mask, b, U = _narrowed(E, masks, weights, biases, X, launch)
         P = E.new_empty((depth, V, d), dtype=dtype)
         Y = E.new_empty((rows, d), dtype=dtype)
-        grid = (triton.cdiv(rows, MAP.rows) * triton.cdiv(d, MAP.columns),)
+        strips = triton.cdiv(d, forward_triton.COLUMNS)
+        grid = (triton.cdiv(rows, forward_triton.ROWS) * strips,)
         drop = (*mask.unbind(), None)
         inputs, products = (*X.unbind(), None), P.unbind()
         for i in range(depth):
@@ -91,11 +79,7 @@ class FusedEncode(torch.autograd.Function):
                 d,
                 ACTIVATION=options.activation,
                 HAS_NEXT=i < depth - 1,
-                ROWS=MAP.rows,
-                COLUMNS=MAP.columns,
-                INNER=MAP.inner,
-                STAGES=MAP.stages,
-                num_warps=MAP.warps,
+                num_warps=forward_triton.WARPS,
                 **launch,
             )
         ctx.save_for_backward(X, P, position, count, mask, *U)
@@ -106,7 +90,7 @@ class FusedEncode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        require_plain_backward("DeepResidual", grad, 'impl="reference"')
+        require_plain_backward("DeepResidual", grad)
         X, P, position, count, mask, *U = ctx.saved_tensors
         options: Options = ctx.options
         depth, V, d = P.shape
@@ -116,7 +100,7 @@ class FusedEncode(torch.autograd.Function):
         dP = X.new_empty((depth, rows, d))
         dX = X.new_empty((depth, V, d))
         dE = dY.new_empty((V, d), dtype=ctx.dtypes[0])
-        row_blocks = triton.cdiv(rows, GRADIENT.rows)
+        row_blocks = triton.cdiv(rows, backward_triton.ROWS)
         sums = dY.new_empty((depth, row_blocks, d), dtype=torch.float32)
         products, gradients = P.unbind(), dP.unbind()
         blocks = sums.unbind()
@@ -130,15 +114,16 @@ class FusedEncode(torch.autograd.Function):
             rows,
             d,
             ACTIVATION=options.activation,
-            ROWS=GRADIENT.rows,
+            ROWS=backward_triton.ROWS,
             COLUMNS=_COLUMNS,
             num_warps=4,
             **launch,
         )
         splits, labels_per_split = _splits(V)
         partial = dP.new_empty((depth, splits, d, d), dtype=torch.float32)
-        tiles = triton.cdiv(d, SUM.rows) * triton.cdiv(d, SUM.columns)
-        grid = (tiles * splits + row_blocks * triton.cdiv(d, GRADIENT.columns),)
+        tiles = triton.cdiv(d, backward_triton.SUM_ROWS)
+        tiles *= triton.cdiv(d, backward_triton.SUM_COLUMNS)
+        grid = (tiles * splits + row_blocks * triton.cdiv(d, backward_triton.COLUMNS),)
         for i in reversed(range(depth)):
             below = i > 0
             map_gradient[grid](
@@ -159,15 +144,7 @@ class FusedEncode(torch.autograd.Function):
                 labels_per_split,
                 ACTIVATION=options.activation,
                 HAS_BELOW=below,
-                ROWS=GRADIENT.rows,
-                COLUMNS=GRADIENT.columns,
-                INNER=GRADIENT.inner,
-                STAGES=GRADIENT.stages,
-                SUM_ROWS=SUM.rows,
-                SUM_COLUMNS=SUM.columns,
-                SUM_INNER=SUM.inner,
-                SUM_STAGES=SUM.stages,
-                num_warps=GRADIENT.warps,
+                num_warps=backward_triton.WARPS,
                 **launch,
             )
         dU = dY.new_empty((depth, d, d), dtype=ctx.dtypes[1])
@@ -204,7 +181,8 @@ class FusedEncode(torch.autograd.Function):
 def _splits(V: int) -> tuple[int, int]:
     """Into how many parts the sum over the labels is cut, and how many of them one has."""
     wanted = min(triton.cdiv(V, LABELS_PER_SPLIT), MOST_SPLITS)
-    each = triton.cdiv(triton.cdiv(V, SUM.inner), wanted) * SUM.inner
+    inner = backward_triton.SUM_INNER
+    each = triton.cdiv(triton.cdiv(V, inner), wanted) * inner
     return triton.cdiv(V, each), each
 
 
