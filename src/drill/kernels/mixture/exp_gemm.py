@@ -39,12 +39,7 @@ DEEPEST = 416
 """Columns whose registers leave room for the sums."""
 _STAGE_BYTES = LABELS * INNER * 2
 _SHARED = STAGES * (_STAGE_BYTES + 16) + ROWS * (LABELS * 2 + 16)
-_HIGHEST = 1e26
-"""Of sums, before rows are made again. float32 and bfloat16 end at 3e38, and the other way their
-inverse is multiplied by contexts of any size."""
 _COLUMNS, _PACKED, _FINISHED = 512, 32, 128
-_AGAIN = 16, 64, 64
-"""Rows, labels and columns at a time where rows are made again."""
 
 
 def depth_of(columns: int) -> int:
@@ -152,11 +147,7 @@ class Exponentials:
             clusters,
             line,
             GROUP=CLUSTER * ROWS,
-            HIGHEST=_HIGHEST,
             BLOCK=_FINISHED,
-            FEW=_AGAIN[0],
-            LABELS=_AGAIN[1],
-            COLUMNS=_AGAIN[2],
         )
         return rows[:, : self.w.shape[1]]
 

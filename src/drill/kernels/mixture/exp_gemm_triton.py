@@ -3,6 +3,12 @@
 import triton
 import triton.language as tl
 
+_HIGHEST = tl.constexpr(1e26)
+"""Of sums, before rows are made again. float32 and bfloat16 end at 3e38, and the other way their
+inverse is multiplied by contexts of any size."""
+_FEW, _LABELS, _COLUMNS = tl.constexpr(16), tl.constexpr(64), tl.constexpr(64)
+"""Rows, labels and columns at a time where rows are made again."""
+
 
 @triton.jit
 def pack_weight(
@@ -93,11 +99,7 @@ def finish_rows(
     clusters,
     line,
     GROUP: tl.constexpr,
-    HIGHEST: tl.constexpr,
     BLOCK: tl.constexpr,
-    FEW: tl.constexpr,
-    LABELS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
     """Some rows: their sums, their losses, what the target's place wants."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
@@ -118,11 +120,11 @@ def finish_rows(
     tl.store(row_factor + row, m, mask=own)
     near = known & (c < float("inf"))
     tl.store(gradients + row * padded + label, (1.0 - m).to(gradients.dtype.element_ty), mask=near)
-    if tl.max(m, 0) > HIGHEST:
+    if tl.max(m, 0) > _HIGHEST:
         tl.debug_barrier()  # what follows reads the sums and writes over the rest
-        for begin in range(0, BLOCK, FEW):
-            few = start + begin + tl.arange(0, FEW)
-            high = tl.load(row_factor + few, mask=few < count, other=0.0) > HIGHEST
+        for begin in range(0, BLOCK, _FEW):
+            few = start + begin + tl.arange(0, _FEW)
+            high = tl.load(row_factor + few, mask=few < count, other=0.0) > _HIGHEST
             if tl.max(high.to(tl.int32), 0) > 0:
                 _again(
                     rows,
@@ -138,9 +140,6 @@ def finish_rows(
                     padded,
                     depth,
                     columns,
-                    FEW,
-                    LABELS,
-                    COLUMNS,
                 )
 
 
@@ -151,29 +150,26 @@ def _again(
     gradients,
     losses,
     row_factor,
-    row,  # (FEW,)
-    high,  # (FEW,), those that are meant
+    row,  # some
+    high,  # those of them that are meant
     label,
     c,
     labels,
     padded,
     depth,
     columns,
-    FEW: tl.constexpr,
-    LABELS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
     """A few rows whose maximum lies far above c, made from that maximum."""
-    peak = tl.full((FEW,), -float("inf"), tl.float32)
-    for start in range(0, labels, LABELS):
-        x = _logits(rows, w, row, high, start, labels, depth, columns, FEW, LABELS, COLUMNS)
+    peak = tl.full((_FEW,), -float("inf"), tl.float32)
+    for start in range(0, labels, _LABELS):
+        x = _logits(rows, w, row, high, start, labels, depth, columns)
         peak = tl.maximum(peak, tl.max(x, 1))
-    m = tl.zeros((FEW,), tl.float32)
-    for start in range(0, labels, LABELS):
-        x = _logits(rows, w, row, high, start, labels, depth, columns, FEW, LABELS, COLUMNS)
+    m = tl.zeros((_FEW,), tl.float32)
+    for start in range(0, labels, _LABELS):
+        x = _logits(rows, w, row, high, start, labels, depth, columns)
         e = tl.exp(x - peak[:, None])
         m += tl.sum(e, 1)
-        column = start + tl.arange(0, LABELS)
+        column = start + tl.arange(0, _LABELS)
         at = gradients + row[:, None] * padded + column[None, :]
         inside = high[:, None] & (column < labels)[None, :]
         tl.store(at, e.to(gradients.dtype.element_ty), mask=inside)
@@ -194,15 +190,12 @@ def _logits(
     labels,
     depth,
     columns,
-    FEW: tl.constexpr,
-    LABELS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
     """Of a few rows, the labels from ``start`` on; -inf beyond the last."""
-    label = start + tl.arange(0, LABELS)
-    x = tl.zeros((FEW, LABELS), tl.float32)
-    for left in range(0, columns, COLUMNS):
-        column = left + tl.arange(0, COLUMNS)
+    label = start + tl.arange(0, _LABELS)
+    x = tl.zeros((_FEW, _LABELS), tl.float32)
+    for left in range(0, columns, _COLUMNS):
+        column = left + tl.arange(0, _COLUMNS)
         inside = (column < columns)[None, :]
         at = rows + row[:, None] * depth + column[None, :]
         a = tl.load(at, mask=own[:, None] & inside, other=0.0)

@@ -159,42 +159,21 @@ def _gradient_of_inputs(
         g = tl.dot(p, u, g, input_precision="ieee")
         P_at += _INNER
         U_at += _INNER * width
-    g_left, g_right = halves_of(g)
     block_sums = sums
     if HAS_BELOW:
         block_sums = sums + row_block.to(tl.int64) * width
-    _end_of_gradient(
-        g_left,
-        mask_in,
-        P_left,
-        dX,
-        dP_below,
-        block_sums,
-        row,
-        left,
-        filled,
-        labels,
-        rows,
-        width,
-        ACTIVATION,
-        HAS_BELOW,
-    )
-    _end_of_gradient(
-        g_right,
-        mask_in,
-        P_right,
-        dX,
-        dP_below,
-        block_sums,
-        row,
-        right,
-        filled,
-        labels,
-        rows,
-        width,
-        ACTIVATION,
-        HAS_BELOW,
-    )
+    halves, products, positions = halves_of(g), (P_left, P_right), (left, right)
+    for side in tl.static_range(2):
+        g, position = halves[side], positions[side]
+        at = row.to(tl.int64)[:, None] * width + position[None, :]
+        computed = (position < filled)[None, :]
+        g *= tl.load(mask_in + position, mask=position < filled, other=0.0)[None, :]
+        tl.store(dX + at, g.to(dX.dtype.element_ty), mask=own[:, None] & computed)
+        if HAS_BELOW:
+            g *= slope(products[side].to(tl.float32), ACTIVATION)
+            room = (row < rows)[:, None] & computed
+            tl.store(dP_below + at, g.to(dP_below.dtype.element_ty), mask=room)
+            tl.store(block_sums + position, tl.sum(g, 0), mask=position < filled)
 
 
 @triton.jit
@@ -204,35 +183,6 @@ def _product_below(P_below, row, position, own, filled, width, HAS_BELOW: tl.con
         at = row.to(tl.int64)[:, None] * width + position[None, :]
         p = tl.load(P_below + at, mask=own[:, None] & (position < filled)[None, :], other=0.0)
     return p
-
-
-@triton.jit
-def _end_of_gradient(
-    g,
-    mask_in,
-    p,
-    dX,
-    dP_below,
-    sums,
-    row,
-    position,
-    filled,
-    labels,
-    rows,
-    width,
-    ACTIVATION: tl.constexpr,
-    HAS_BELOW: tl.constexpr,
-):
-    """All of ``_gradient_of_inputs`` that follows its product."""
-    at = row.to(tl.int64)[:, None] * width + position[None, :]
-    computed = (position < filled)[None, :]
-    g *= tl.load(mask_in + position, mask=position < filled, other=0.0)[None, :]
-    tl.store(dX + at, g.to(dX.dtype.element_ty), mask=(row < labels)[:, None] & computed)
-    if HAS_BELOW:
-        g *= slope(p.to(tl.float32), ACTIVATION)
-        room = (row < rows)[:, None] & computed
-        tl.store(dP_below + at, g.to(dP_below.dtype.element_ty), mask=room)
-        tl.store(sums + position, tl.sum(g, 0), mask=position < filled)
 
 
 @triton.jit

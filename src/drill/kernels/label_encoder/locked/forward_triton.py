@@ -67,38 +67,19 @@ def map_labels(
         p = tl.dot(x, u, p, input_precision="ieee")
         X_at += _INNER
         U_at += _INNER
-    p_left, p_right = halves_of(p)
     to = X_next if HAS_NEXT else Y
-    _end_of_map(
-        p_left,
-        added_left,
-        mask_next,
-        P,
-        to,
-        row,
-        left,
-        filled,
-        labels,
-        rows,
-        width,
-        ACTIVATION,
-        HAS_NEXT,
-    )
-    _end_of_map(
-        p_right,
-        added_right,
-        mask_next,
-        P,
-        to,
-        row,
-        right,
-        filled,
-        labels,
-        rows,
-        width,
-        ACTIVATION,
-        HAS_NEXT,
-    )
+    halves, added, positions = halves_of(p), (added_left, added_right), (left, right)
+    for side in tl.static_range(2):
+        p, position = halves[side], positions[side]
+        at = row.to(tl.int64)[:, None] * width + position[None, :]
+        computed = (position < filled)[None, :]
+        tl.store(P + at, p.to(P.dtype.element_ty), mask=own[:, None] & computed)
+        y = activate(p, ACTIVATION) + added[side].to(tl.float32)
+        if HAS_NEXT:
+            y *= tl.load(mask_next + position, mask=position < filled, other=0.0)[None, :]
+        # The rows behind the labels are zeros: the loss and the sum over labels read them too.
+        y = tl.where(own[:, None], y, 0.0)
+        tl.store(to + at, y.to(to.dtype.element_ty), mask=(row < rows)[:, None] & computed)
 
 
 @triton.jit
@@ -115,32 +96,3 @@ def halves_of(tile):
 def _residual(before, row, position, own, filled, width):
     at = row.to(tl.int64)[:, None] * width + position[None, :]
     return tl.load(before + at, mask=own[:, None] & (position < filled)[None, :], other=0.0)
-
-
-@triton.jit
-def _end_of_map(
-    p,
-    added,
-    mask_next,
-    P,
-    to,
-    row,
-    position,
-    filled,
-    labels,
-    rows,
-    width,
-    ACTIVATION: tl.constexpr,
-    HAS_NEXT: tl.constexpr,
-):
-    """All of ``map_labels`` that follows its product."""
-    own = (row < labels)[:, None]
-    at = row.to(tl.int64)[:, None] * width + position[None, :]
-    computed = (position < filled)[None, :]
-    tl.store(P + at, p.to(P.dtype.element_ty), mask=own & computed)
-    y = activate(p, ACTIVATION) + added.to(tl.float32)
-    if HAS_NEXT:
-        y *= tl.load(mask_next + position, mask=position < filled, other=0.0)[None, :]
-    # The rows behind the labels are zeros: the loss and the sum over labels read them too.
-    y = tl.where(own, y, 0.0)
-    tl.store(to + at, y.to(to.dtype.element_ty), mask=(row < rows)[:, None] & computed)

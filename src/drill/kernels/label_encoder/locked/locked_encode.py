@@ -21,7 +21,6 @@ from drill.kernels.label_encoder.options import Options
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.padding import aligned, without_padding
 
-
 LABELS_PER_SPLIT = 768
 """Labels that a program of the gradients of U sums over: about as long as other programs."""
 MOST_SPLITS = 16
