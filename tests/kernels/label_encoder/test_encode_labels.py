@@ -1,7 +1,6 @@
 """The fused label encoder against the loop in ``deep_residual.encode``, under the same masks."""
 
 import copy
-import logging
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,11 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from drill.kernels.label_encoder import encode_labels
-from drill.kernels.label_encoder.encode_labels import encode_maps, resolve_encoder
+from drill.kernels.label_encoder.encode_labels import resolve_encoder
 from drill.kernels.label_encoder.options import KeptBits, Options
-from drill.kernels.loss import products as products_module
 from drill.kernels.runtime import padding
-from drill.kernels.runtime.dispatch import log_once
 from drill.layers import DeepResidual
 from tests.helpers.devices import interpreted
 from tests.kernels.label_encoder.test_dropout_bits import as_masks
@@ -194,30 +191,6 @@ def test_the_loss_takes_the_labels_as_they_lie(locked, products, choose_products
     assert not padding.with_padding(labels, labels.dtype)[70:].any()
     labels.data = torch.ones(70, 32)
     assert padding.with_padding(labels, labels.dtype) is None
-
-
-@interpreted
-@pytest.mark.usefixtures("nan_in_fresh_memory")
-@by_whom
-def test_a_step_through_the_loss_copies_no_labels(products, choose_products, monkeypatch):
-    def recorded(weight, dtype):
-        found.append(with_padding(weight, dtype))
-        return found[-1]
-
-    found, with_padding = [], padding.with_padding
-    monkeypatch.setitem(padding.ALIGN, "cpu", 64)
-    monkeypatch.setattr(products_module, "with_padding", recorded)
-    choose_products(products)
-    layer, masks, _ = given(70, 32, locked=False, dropout=0.5)
-    with_masks(layer, masks)
-    hidden, targets = torch.randn(8, 32), torch.randint(70, (8,))
-    gradients = []
-    for layer.impl, impl in (("triton", "triton"), ("reference", "reference")):
-        loss = layer.nll(hidden, targets, impl=impl)
-        gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
-    assert_same(*gradients)
-    assert len(found) == 2  # forward and backward
-    assert all(weight is not None for weight in found)
 
 
 @interpreted
@@ -515,15 +488,3 @@ def test_maps_that_must_be_called_are_called(change, labels_on_a_gpu):
     assert why in choice.reason
     layer.impl = "auto"
     layer.labels()
-
-
-def test_a_map_that_has_to_be_called_is_logged_once(labels_on_a_gpu, caplog):
-    log_once.cache_clear()
-    layer = build(4, 8, depth=2)
-    layer.maps[1].linear.register_forward_hook(lambda *_: None)
-    how = {"residual": True, "residual_between": False}
-    with caplog.at_level(logging.INFO, logger="drill"):
-        for _ in range(2):
-            assert encode_maps(labels_on_a_gpu, layer.maps, "auto", **how) is None
-    reason = "map 1 has to be called: it has hooks"
-    assert caplog.messages == [f"labels of DeepResidual: reference ({reason})"]

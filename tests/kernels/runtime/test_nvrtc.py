@@ -58,23 +58,6 @@ def test_a_source_defines_the_kernel_that_is_loaded_from_it(source, name):
     assert name in defined
 
 
-def test_what_is_missing_is_named(monkeypatch):
-    def fail(error: Exception) -> None:
-        raise error
-
-    missing = nvrtc.unavailable_reason.__wrapped__  # not cached
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert missing() == "PyTorch is built without CUDA"
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(nvrtc, "_driver", lambda: fail(OSError("libcuda.so.1: cannot open")))
-    assert missing().startswith("the NVIDIA driver's library is not found (libcuda.so.1")
-    monkeypatch.setattr(nvrtc, "_driver", lambda: None)
-    monkeypatch.setattr(nvrtc, "_compiler", lambda: fail(nvrtc.CompileError("not found")))
-    assert missing() == "not found"
-    monkeypatch.setattr(nvrtc, "_compiler", lambda: None)
-    assert missing() is None
-
-
 @pytest.fixture
 def warned(caplog, forget_warnings):
     """What is warned of."""

@@ -95,34 +95,6 @@ def test_work_begins_where_the_first_recurrence_did(first):
     assert awaited_by() is None
 
 
-class Watched(nn.Parameter):
-    """Tells where a view of it is made."""
-
-    def view_as(self, other):
-        EVENTS.append(f"viewed on {torch.cuda.current_stream().name}")
-        return super().view_as(other)
-
-
-def test_gradients_reach_parameters_by_views_of_the_first_stream(first):
-    E, seen = Watched(torch.ones(3)), []
-
-    def twice(view):
-        seen.append(view)
-        result = 2 * view
-        result.record_stream = lambda stream: None
-        return result
-
-    with overlap_scope([E]):
-        run_overlapped(twice, E).sum().backward()
-        mark_start(first)
-        run_overlapped(twice, E).sum().backward()
-    assert seen[0] is E
-    assert seen[1] is not E
-    assert seen[1].data_ptr() == E.data_ptr()
-    assert "viewed on first" in EVENTS
-    assert E.grad.tolist() == [4.0, 4.0, 4.0]
-
-
 def test_the_first_stream_waits_for_work_that_fails(first):
     def fail(E):
         raise KeyError
@@ -175,24 +147,6 @@ def test_gradients_may_go_back_to_the_first_stream(first):
     with on_stream(None, [Result()]):
         work()
     assert EVENTS == ALONE
-
-
-@pytest.mark.parametrize(
-    ("kernel", "labels", "gains"),
-    [
-        ("ChainEncode", 33_278, True),
-        ("FusedEncode", 10_000, True),
-        ("FusedEncode", 33_278, False),
-        ("PointwiseEncode", 10_000, True),
-        ("PointwiseEncode", 33_278, False),
-    ],
-)
-def test_what_gains_nothing_does_not_overlap(kernel, labels, gains, monkeypatch):
-    function = type(kernel, (), {})
-    monkeypatch.setattr(encode_labels, "_function", lambda *given: function)
-    options = encode_labels.Options(0, True, False, True, True)  # not read here
-    E = torch.empty(labels, 8, device="meta")
-    assert encode_labels.gains_by_overlap(E, 2, options) is gains
 
 
 OPTIONS = [{"locked": True}, {"locked": False}, {"locked": True, "norm": "rms"}]

@@ -330,7 +330,6 @@ class _OneSweep(torch.autograd.Function):
         ctx.save_for_backward(per_token, *swept[1:])
         ctx.labels, ctx.width = weight.shape
         ctx.dtypes = [None if x is None else x.dtype for x in (log_prior, contexts, weight, bias)]
-        ctx.engine = settings.engine
         return loss
 
     @staticmethod
@@ -345,21 +344,20 @@ class _OneSweep(torch.autograd.Function):
         if for_prior:
             grads[0] = (gamma * -factor).to(prior_dtype)
         if for_contexts:
-            grads[1] = _scaled(context_sums, (share * factor).view(-1), context_dtype, ctx.engine)
+            grads[1] = _scaled(context_sums, (share * factor).view(-1, 1), context_dtype)
         if for_weight:
             sums = label_sums[: ctx.labels, : ctx.width]
-            grads[2] = _scaled(sums, factor, weight_dtype, ctx.engine)
+            grads[2] = _scaled(sums, factor, weight_dtype)
         if for_bias:
             column = ctx.width if for_weight else 0
             grads[3] = (label_sums[: ctx.labels, column] * factor).to(bias_dtype)
         return None, *grads, None, None, None
 
 
-def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype, engine: str) -> Tensor:
-    """sums (n, columns) * factor, () or (n,), in the wider of their dtypes, rounded once."""
+def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """sums (n, columns) * factor, () or (n, 1), in the wider of their dtypes, rounded once."""
     out = torch.empty(sums.shape, dtype=dtype, device=sums.device)
-    _passes(engine).scale(sums, factor, out)
-    return out
+    return torch.mul(sums, factor, out=out)
 
 
 def _apart(

@@ -80,10 +80,6 @@ class TorchPasses:
         if scaled is not None:
             scaled.copy_(rows * share.view(-1, 1))
 
-    def scale(self, sums: Tensor, factor: Tensor, out: Tensor) -> None:
-        """out = sums * factor, (n, columns) with a factor () or (n,), rounded once."""
-        torch.mul(sums, factor[:, None] if factor.dim() else factor, out=out)
-
 
 def _to_tf32(x: Tensor) -> Tensor:
     """The float32 numbers x, cut to the bits of tf32."""
