@@ -222,8 +222,11 @@ class PointwiseEncode(torch.autograd.Function):
         for i in range(-1, products if V else -1):
             each = _Pass(i, products, options)
             if i >= 0:
-                bias = b[each.map] if b is not None and each.first else None
-                _product(X[i % planes, :, :d], U[i], bias, out=P[i % planes])
+                operands, out = (X[i % planes, :, :d], U[i].t()), P[i % planes]
+                if b is not None and each.first:
+                    torch.addmm(b[each.map], *operands, out=out)  # rounded once
+                else:
+                    torch.mm(*operands, out=out)
             rows, columns, warps = _tile(d + EXTRA, each.norm_above)
             _forward_map[triton.cdiv(V, rows), triton.cdiv(d + EXTRA, columns)](
                 None if i < 0 else P[i % planes],
@@ -338,11 +341,3 @@ class _Pass:
 
 def _mask(masks: Tensor | None, i: int, drops: bool) -> Tensor | None:
     return masks[i] if masks is not None and drops else None
-
-
-def _product(X: Tensor, U: Tensor, b: Tensor | None, out: Tensor) -> None:
-    """X U^T + b, rounded once."""
-    if b is None:
-        torch.mm(X, U.t(), out=out)
-    else:
-        torch.addmm(b, X, U.t(), out=out)

@@ -28,8 +28,7 @@ class Scope:
         # Those made under inference_mode count no writes.
         counted = (each for each in parameters if not each.is_inference())
         self.versions = {id(each): each._version for each in counted}
-        self.first: torch.cuda.Stream | None = None
-        self.begin: torch.cuda.Event | None = None
+        self.start: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
 
     def knows(self, tensors: Sequence[Tensor]) -> bool:
         """Whether all are parameters that were not written since, by their version counters."""
@@ -59,14 +58,14 @@ def overlap_scope(parameters: Iterable[Tensor]) -> Iterator[None]:
 def mark_start(stream: torch.cuda.Stream) -> None:
     """Called where a recurrence starts; the first one in a captured pass counts."""
     scope = _scope.get()
-    if scope is not None and scope.begin is None and torch.cuda.is_current_stream_capturing():
-        scope.first, scope.begin = stream, stream.record_event()
+    if scope is not None and scope.start is None and torch.cuda.is_current_stream_capturing():
+        scope.start = stream, stream.record_event()
 
 
 def has_started() -> bool:
     """Whether a recurrence has started in this scope, while a CUDA graph is captured."""
     scope = _scope.get()
-    return scope is not None and scope.begin is not None
+    return scope is not None and scope.start is not None
 
 
 def run_overlapped(work: Callable[..., Tensor], *needed: Tensor) -> Tensor:
@@ -76,13 +75,14 @@ def run_overlapped(work: Callable[..., Tensor], *needed: Tensor) -> Tensor:
     accumulated on the current one.
     """
     scope = _scope.get()
-    if scope is None or scope.first is None or scope.begin is None or not scope.knows(needed):
+    if scope is None or scope.start is None or not scope.knows(needed):
         return work(*needed)
-    first = torch.cuda.current_stream(scope.first.device)
-    if first != scope.first or not torch.cuda.is_current_stream_capturing():
+    first, begin = scope.start
+    current = torch.cuda.current_stream(first.device)
+    if current != first or not torch.cuda.is_current_stream_capturing():
         return work(*needed)
     third = third_stream(first)
-    third.wait_event(scope.begin)
+    third.wait_event(begin)
     # Views of the current stream, where gradients of parameters are to arrive: torch warns of those
     # that come to one from two.
     views = [each.view_as(each) for each in needed]

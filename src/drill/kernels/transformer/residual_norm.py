@@ -168,7 +168,7 @@ class _ResidualNorm(torch.autograd.Function):
             y_dtype=ctx.added,
         )
         d_y_weight = None
-        if y_half is not None:
+        if d_y is not None:
             dtypes, wanted = (ctx.y_dtype, ctx.y_weight_dtype), ctx.needs_input_grad[1:3]
             d_y, d_y_weight = product_gradients(d_y, y_half, half_weight, dtypes, wanted)
         d_weight, d_bias, d_y_bias = (

@@ -5,7 +5,6 @@ Second: weights of later layers are prepared during the steps of the lowest one,
 runs there if it overlaps with the one below.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -64,12 +63,6 @@ class ForwardPass:
         self.saved: list[SavedLayer] = []
         self.interleave = can_interleave(self.layouts, x)
         self.loads = loads_pieces("forward", self.layouts, x)
-        # Backward alone reads activations. Those of layers that nobody trains share one buffer,
-        # where such layers run one after the other.
-        self.passing = range(min(lowest, len(layers) - self.interleave))
-        widest = max((4 * self.layouts[i].hidden for i in self.passing), default=0)
-        count = self.steps * self.batch * widest
-        self.scratch = torch.empty(count, dtype=torch.float32, device=x.device)
 
     def run(self) -> None:
         count, whole = len(self.layers), Span(0, self.steps)
@@ -132,10 +125,8 @@ class ForwardPass:
     def _save(self, i: int) -> None:
         own, mask, below = self.made[i], self.masks[i], self.x if i == 0 else self.saved[-1].h[1:]
         inputs = below if mask is None else torch.empty_like(below)
-        rows, scratch = self.steps * self.batch, self.scratch
-        size = rows, 4 * self.layouts[i].hidden
-        memory = scratch[: math.prod(size)] if i in self.passing else scratch.new_empty(size)
-        gates = memory.view(size)
+        rows = self.steps * self.batch
+        gates = own.c.new_empty(rows, 4 * self.layouts[i].hidden)
         rest = own.w_ih, own.w_hh, own.w_hh_t, gates, own.h, own.c
         self.saved.append(SavedLayer(inputs.reshape(rows, -1), mask, self.seeds[i], *rest))
 
