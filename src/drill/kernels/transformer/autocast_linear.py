@@ -50,7 +50,8 @@ def product(x: Tensor, weights: LinearWeights) -> Tensor:
     """``F.linear`` in the dtype that the weights are cast to; for training."""
     if weights.half_weight is weights.weight:
         return F.linear(x, weights.weight, weights.bias)
-    return cast(Tensor, _Product.apply(x, *weights))
+    weight, bias, *half = weights
+    return cast(Tensor, _Product.apply(x, *half, weight, bias)[0])
 
 
 def products(x: Tensor, maps: Sequence[LinearWeights]) -> tuple[Tensor, ...]:
@@ -63,36 +64,12 @@ def products(x: Tensor, maps: Sequence[LinearWeights]) -> tuple[Tensor, ...]:
         half_weight = torch.cat([each.half_weight for each in maps])
         half_bias = torch.cat([each.half_bias for each in maps])
     matrices, biases = ([each[i] for each in maps] for i in (0, 1))
-    return cast(tuple[Tensor, ...], _Products.apply(x, half_weight, half_bias, *matrices, *biases))
+    return cast(tuple[Tensor, ...], _Product.apply(x, half_weight, half_bias, *matrices, *biases))
 
 
 class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        half_weight: Tensor,
-        half_bias: Tensor,
-    ) -> Tensor:
-        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
-        x = x.to(half_weight.dtype)
-        ctx.save_for_backward(x, half_weight)
-        return F.linear(x, half_weight, half_bias)
+    """x times the matrices of one map, or of several that are cast as one."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, half_weight = ctx.saved_tensors
-        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        wanted = ctx.needs_input_grad
-        d_x, d_weight = product_gradients(grad, x, half_weight, (x_dtype, weight_dtype), wanted[:2])
-        d_bias = _summed(grad, bias_dtype) if wanted[2] else None
-        return d_x, d_weight, d_bias, None, None
-
-
-class _Products(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, half_weight: Tensor, half_bias: Tensor, *weights: Tensor
@@ -109,7 +86,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, half_weight = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        grad = torch.cat(grads, -1)
+        grad = grads[0] if len(grads) == 1 else torch.cat(grads, -1)
         x_wanted, _, _, *wanted = ctx.needs_input_grad
         maps = len(ctx.sizes)
         either = x_wanted, any(wanted[:maps])
