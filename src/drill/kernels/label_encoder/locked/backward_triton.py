@@ -28,16 +28,14 @@ def start_gradient(
     rows,
     width,
     ACTIVATION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Gradient of the last map's product from that of the labels."""
     begin(OVERLAP)
-    tiles = tl.cdiv(width, COLUMNS)
+    tiles = tl.cdiv(width, _COLUMNS)
     row_block = tl.program_id(0) // tiles
-    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    row = row_block * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % tiles * _COLUMNS + tl.arange(0, _COLUMNS)
+    row = row_block * _ROWS + tl.arange(0, _ROWS)
     inside = (row < labels)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     g = tl.load(dY + at, mask=inside, other=0.0).to(tl.float32)

@@ -16,6 +16,8 @@ that are aligned and rows that are not.
 import triton
 import triton.language as tl
 
+COLUMNS = 64  # of a tile, of ``scatter_gradients`` too
+_COLUMNS = tl.constexpr(COLUMNS)
 _ALIGNED = tl.constexpr(16)  # what Triton asks of a size before it trusts it to be a multiple
 
 
@@ -87,7 +89,6 @@ def narrow(
     U_programs,  # per map; those beyond DEPTH times as many serve E
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """E and all U with the columns and rows that are read in front.
@@ -112,20 +113,17 @@ def narrow(
                     block,
                     width,
                     ROWS,
-                    COLUMNS,
                 )
     else:
         # The maps of the same labels follow one another: they read the same rows of E.
         index = program - DEPTH * U_programs
         layer = index % DEPTH
-        _narrow_labels(
-            E, mask, X, order, count, index // DEPTH, layer, labels, width, plane, ROWS, COLUMNS
-        )
+        _narrow_labels(E, mask, X, order, count, index // DEPTH, layer, labels, width, plane, ROWS)
 
 
 @triton.jit
-def _narrow_map(U, U_narrow, order, count, block, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column = flat_tile(block, tl.cdiv(width, COLUMNS), ROWS, COLUMNS)
+def _narrow_map(U, U_narrow, order, count, block, width, ROWS: tl.constexpr):
+    row, column = flat_tile(block, tl.cdiv(width, _COLUMNS), ROWS)
     n = tl.load(count)
     m = tl.load(count + 1)
     # Not up to n, of which nothing is known: then these loads would not be wide.
@@ -140,10 +138,10 @@ def _narrow_map(U, U_narrow, order, count, block, width, ROWS: tl.constexpr, COL
 
 
 @triton.jit
-def flat_tile(block, tiles, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def flat_tile(block, tiles, ROWS: tl.constexpr):
     """Row and column of each entry of a tile, one row after the other."""
-    index = tl.arange(0, ROWS * COLUMNS)
-    return block // tiles * ROWS + index // COLUMNS, block % tiles * COLUMNS + index % COLUMNS
+    index = tl.arange(0, ROWS * _COLUMNS)
+    return block // tiles * ROWS + index // _COLUMNS, block % tiles * _COLUMNS + index % _COLUMNS
 
 
 @triton.jit
@@ -159,14 +157,13 @@ def _narrow_labels(
     width,
     plane,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
     """All columns of some rows: a program for each strip of them would mostly find none."""
     n = tl.load(count + layer * 4)
-    row, column = flat_tile(block, 1, ROWS, COLUMNS)
+    row, column = flat_tile(block, 1, ROWS)
     line = row.to(tl.int64) * width
     own = row < labels
-    for _ in range(0, n, COLUMNS):
+    for _ in range(0, n, _COLUMNS):
         read = column < n
         column_of = tl.load(order + layer * width + column, mask=column < width, other=0)
         x = tl.load(E + line + column_of, mask=own & read, other=0.0).to(tl.float32)
@@ -177,4 +174,4 @@ def _narrow_labels(
             x.to(X.dtype.element_ty),
             mask=own & (column < filled_up(n)),
         )
-        column += COLUMNS
+        column += _COLUMNS

@@ -15,7 +15,7 @@ from torch import Tensor
 from drill.kernels.label_encoder.locked import backward_triton, forward_triton
 from drill.kernels.label_encoder.locked.backward_triton import map_gradient, start_gradient
 from drill.kernels.label_encoder.locked.forward_triton import map_labels
-from drill.kernels.label_encoder.locked.gather_columns import arrange, narrow
+from drill.kernels.label_encoder.locked.gather_columns import COLUMNS, arrange, narrow
 from drill.kernels.label_encoder.locked.scatter_gradients import finish
 from drill.kernels.label_encoder.options import Options
 from drill.kernels.runtime.autograd import require_plain_backward
@@ -25,8 +25,8 @@ LABELS_PER_SPLIT = 768
 """Labels that a program of the gradients of U sums over: about as long as other programs."""
 MOST_SPLITS = 16
 
-_ROWS, _COLUMNS = 32, 64
-"""Tile of the kernels that multiply nothing."""
+_ROWS = 32
+"""Rows of a tile of the kernels that multiply nothing."""
 _U_ROWS = 8
 """Rows of it where parts of U's gradient are summed: a thread loads all parts at once."""
 
@@ -103,7 +103,7 @@ class FusedEncode(torch.autograd.Function):
         sums = dY.new_empty((depth, row_blocks, d), dtype=torch.float32)
         products, gradients = P.unbind(), dP.unbind()
         blocks = sums.unbind()
-        strips = triton.cdiv(d, _COLUMNS)
+        strips = triton.cdiv(d, backward_triton.COLUMNS)
         start_gradient[(row_blocks * strips,)](
             dY,
             products[-1],
@@ -113,8 +113,6 @@ class FusedEncode(torch.autograd.Function):
             rows,
             d,
             ACTIVATION=options.activation,
-            ROWS=backward_triton.ROWS,
-            COLUMNS=_COLUMNS,
             num_warps=4,
             **launch,
         )
@@ -122,7 +120,7 @@ class FusedEncode(torch.autograd.Function):
         partial = dP.new_empty((depth, splits, d, d), dtype=torch.float32)
         tiles = triton.cdiv(d, backward_triton.SUM_ROWS)
         tiles *= triton.cdiv(d, backward_triton.SUM_COLUMNS)
-        grid = (tiles * splits + row_blocks * triton.cdiv(d, backward_triton.COLUMNS),)
+        grid = (tiles * splits + row_blocks * strips,)
         for i in reversed(range(depth)):
             below = i > 0
             map_gradient[grid](
@@ -148,6 +146,7 @@ class FusedEncode(torch.autograd.Function):
             )
         dU = dY.new_empty((depth, d, d), dtype=ctx.dtypes[1])
         db = dY.new_empty((depth, d), dtype=ctx.dtypes[2])
+        strips = triton.cdiv(d, COLUMNS)
         U_programs = triton.cdiv(d, _U_ROWS) * strips
         E_programs = triton.cdiv(V, _ROWS) * strips
         finish[(depth * U_programs + E_programs,)](
@@ -169,7 +168,6 @@ class FusedEncode(torch.autograd.Function):
             SPLITS=splits,
             U_ROWS=_U_ROWS,
             ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
             num_warps=4,
             **launch,
         )
@@ -227,7 +225,7 @@ def _narrowed(
         num_warps=4,
         **launch,
     )
-    U_programs = triton.cdiv(d, _ROWS) * triton.cdiv(d, _COLUMNS)
+    U_programs = triton.cdiv(d, _ROWS) * triton.cdiv(d, COLUMNS)
     E_programs = triton.cdiv(V, _ROWS) * depth
     narrow[(depth * U_programs + E_programs,)](
         E,
@@ -243,7 +241,6 @@ def _narrowed(
         U_programs,
         DEPTH=depth,
         ROWS=_ROWS,
-        COLUMNS=_COLUMNS,
         num_warps=4,
         **launch,
     )

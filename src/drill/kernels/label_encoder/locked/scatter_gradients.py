@@ -6,7 +6,7 @@ Shapes as in ``gather_columns``.
 import triton
 import triton.language as tl
 
-from drill.kernels.label_encoder.locked.gather_columns import begin, flat_tile
+from drill.kernels.label_encoder.locked.gather_columns import _COLUMNS, begin, flat_tile
 
 
 @triton.jit
@@ -29,7 +29,6 @@ def finish(
     SPLITS: tl.constexpr,
     U_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Sums of partial sums: gradients of all U, b and E."""
@@ -38,13 +37,11 @@ def finish(
     layer = program // U_programs
     if layer < DEPTH:
         block = program - layer * U_programs
-        _finish_map(partial, dU, position, count, layer, block, width, SPLITS, U_ROWS, COLUMNS)
-        _finish_bias(sums, db, position, count, layer, block, width, row_blocks, ROWS, COLUMNS)
+        _finish_map(partial, dU, position, count, layer, block, width, SPLITS, U_ROWS)
+        _finish_bias(sums, db, position, count, layer, block, width, row_blocks, ROWS)
     else:
         block = program - DEPTH * U_programs
-        _finish_labels(
-            dY, dX, dE, position, count, block, labels, width, plane, DEPTH, ROWS, COLUMNS
-        )
+        _finish_labels(dY, dX, dE, position, count, block, labels, width, plane, DEPTH, ROWS)
 
 
 @triton.jit
@@ -58,9 +55,8 @@ def _finish_map(
     width,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
-    row, column = flat_tile(block, tl.cdiv(width, COLUMNS), ROWS, COLUMNS)
+    row, column = flat_tile(block, tl.cdiv(width, _COLUMNS), ROWS)
     inside = (row < width) & (column < width)
     own = position + layer * width
     column_at = tl.load(own + column, mask=inside, other=width)
@@ -88,15 +84,14 @@ def _finish_bias(
     width,
     row_blocks,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
-    if block * COLUMNS < width:  # the first programs of a map take a strip of its bias each
-        column = block * COLUMNS + tl.arange(0, COLUMNS)
+    if block * _COLUMNS < width:  # the first programs of a map take a strip of its bias each
+        column = block * _COLUMNS + tl.arange(0, _COLUMNS)
         inside = column < width
         m = tl.load(count + layer * 4 + 1)
         at = tl.load(position + (layer + 1) * width + column, mask=inside, other=width)
         read = at < m
-        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total = tl.zeros((ROWS, _COLUMNS), tl.float32)
         for start in range(0, row_blocks, ROWS):
             part = start + tl.arange(0, ROWS)
             line = (layer * row_blocks + part).to(tl.int64) * width
@@ -122,9 +117,8 @@ def _finish_labels(
     plane,
     DEPTH: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
-    row, column = flat_tile(block, tl.cdiv(width, COLUMNS), ROWS, COLUMNS)
+    row, column = flat_tile(block, tl.cdiv(width, _COLUMNS), ROWS)
     inside = (row < labels) & (column < width)
     line = row.to(tl.int64) * width
     total = tl.load(dY + line + column, mask=inside, other=0.0).to(tl.float32)
