@@ -118,7 +118,7 @@ def test_memory_of_the_loss_is_saved_in_the_config(tmp_path, monkeypatch):
         given.append(options["memory"])
         return nll(*args, **options)
 
-    monkeypatch.setattr("drill.layers.base.nll", watched)
+    monkeypatch.setattr("drill.layers.losses.nll", watched)
     small = model.train()(**batch()).loss
     assert given == [2**12]
     model.config.drill["memory"] = 2**30

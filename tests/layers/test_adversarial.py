@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.layers import MatrixLayer
-from drill.layers.base import nll_with_lowered_target
+from drill.layers.losses import nll_with_lowered_target
 from drill.layers.wrappers.mixture import Mixture
 from tests.layers.table import ONE_EACH, V, batch, given, gradients, make
 

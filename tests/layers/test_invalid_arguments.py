@@ -240,7 +240,6 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Sequence[Any]]]] = [
     (DeepResidual, dict.fromkeys(("activation", "impl", "norm", "block", "gate"), ("batch",))),
     (DeepResidual, {"depth": (-1, 1.5, True, "2", None, np.float64(2.0)), "gate_count": (0.0,)}),
     (DeepResidual, dict.fromkeys(("residual_between", "zero_start"), (1,))),
-    (partial(DeepResidual, depth=0), {"dropout": (1.0,), "activation": ("swish",)}),
     (mixture, {"experts": (0, 1.5), "dropout": (1.0,), "locked": (1,)}),
     (mixture, {"init_range": (0.0,), "hidden_size": (0,)}),
     (wrapped(Mixtape), {"experts": (0, 1, 3, 2.0), "gates": (0, V + 1, 1.5)}),

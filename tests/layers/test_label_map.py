@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from drill.layers.checks import hooked
-from drill.layers.label_map import LabelMap, MapOptions
+from drill.layers.label_map import LabelMap
 
 V, D_IN, D_OUT = 30, 8, 5
 
@@ -20,8 +20,7 @@ class Adapter(nn.Linear):
 )
 def test_only_a_linear_part_that_has_to_be_called_reads_dropped_labels(kind, monkeypatch):
     dtype = torch.bfloat16 if kind == "half precision" else torch.float32
-    factory = {"device": torch.device("cpu"), "dtype": dtype}
-    f = LabelMap(D_IN, D_OUT, MapOptions("a test", "tanh", 0.4, True, "input", 0.5, True, factory))
+    f = LabelMap(D_IN, D_OUT, activation="tanh", dropout=0.4, init_range=0.5, dtype=dtype)
     mask = (torch.arange(D_IN) % 3 != 0)[None] / 0.6
     if kind == "adapter":
         f.linear = Adapter(D_IN, D_OUT)

@@ -14,8 +14,9 @@ from torch.distributed.fsdp import FSDPModule
 from drill.kernels.loss.checks import IGNORE_INDEX, check_targets
 from drill.kernels.loss.nll import DEFAULT_MEMORY
 from drill.kernels.runtime.dispatch import autocast_on
-from drill.layers.base import LossOptions, MatrixLayer, head_nll
+from drill.layers.base import MatrixLayer
 from drill.layers.label_cache import LabelCache
+from drill.layers.losses import LossOptions, head_nll
 from drill.layers.wrappers.base import blockwise_nll
 
 

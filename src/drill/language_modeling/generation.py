@@ -11,8 +11,8 @@ from torch import Tensor
 from drill.data import EOS, UNK, Vocabulary
 from drill.language_modeling.scoring import check_vocabulary, expand_state, line_start, raise_nan
 from drill.layers import OutputLayer
-from drill.layers.base import head_log_probs
 from drill.layers.checks import check_integer
+from drill.layers.losses import head_log_probs
 from drill.layers.wrappers.sampled import foldable
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel

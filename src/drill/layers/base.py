@@ -16,9 +16,8 @@ A layer whose logits are one matrix product is a :class:`MatrixLayer`: it define
 """
 
 import abc
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, NamedTuple, Self
+from contextlib import AbstractContextManager
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -31,41 +30,24 @@ from drill.kernels.loss.nll import (
     Reduction,
     check_settings,
     choose,
-    nll,
 )
-from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait, upcast
+from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
 from drill.layers.checks import check_bool, warn_if_default_init
-from drill.layers.label_cache import (
-    LabelCache,
-    StaleLabels,
-    call_in_eval_mode,
-    frozen_labels,
-    optimizer_steps,
-)
+from drill.layers.label_cache import LabelCache, call_in_eval_mode
 from drill.layers.label_source import (
     LabelSource,
     checked_rows,
     factory_kwargs,
     label_count,
     label_vectors,
-    refill,
+    resize_entries,
     resize_rows,
 )
+from drill.layers.losses import LossOptions, adversarial_nll, head_log_probs, head_nll
 
 
 class NotFoldable(TypeError):
     """The layer is not a single matrix, so no ``nn.Linear`` equals it."""
-
-
-class LossOptions(NamedTuple):
-    """The checked options of ``nll``."""
-
-    reduction: Reduction
-    ignore_index: int
-    label_smoothing: float
-    impl: Implementation
-    memory: int
-    check: bool
 
 
 class OutputLayer(nn.Module, abc.ABC):
@@ -388,23 +370,15 @@ class MatrixLayer(OutputLayer):
         if self.bias is not None:
             resize_entries(self.bias, new_size)
 
-    @contextmanager
-    def cached_labels(self) -> Iterator[None]:
+    def cached_labels(self) -> AbstractContextManager[None]:
         """Encode the labels once for the evaluation inside; a changed parameter raises StaleLabels.
 
         ``weight`` reuses them without this block, too, but encodes again after a change. The labels
         are encoded without autocast, which the block may outlast.
         """
-        if self.training:
-            raise RuntimeError(
-                f"{type(self).__name__}: cached_labels() in training mode; call .eval() first, or "
-                "use shared_labels() to train"
-            )
-        with self._cache.inside(self, frozen_labels(self, call_in_eval_mode(self, self.labels))):
-            yield
+        return self._cache.cached(self, self.labels)
 
-    @contextmanager
-    def shared_labels(self) -> Iterator[None]:
+    def shared_labels(self) -> AbstractContextManager[None]:
         """Encode the labels once for the micro-batches inside; the end runs their backward once.
 
             with layer.shared_labels():
@@ -415,36 +389,7 @@ class MatrixLayer(OutputLayer):
         The gradients of the micro-batches are summed in float32 and share one dropout mask. A step
         of any optimizer inside raises StaleLabels at the end.
         """
-        labels, steps = self.labels(), optimizer_steps()
-        total: Tensor | None = None
-        ended = False
-
-        def add(leaf: Tensor) -> None:
-            nonlocal total
-            grad, leaf.grad = leaf.grad, None
-            assert grad is not None
-            if ended:
-                raise RuntimeError(
-                    "backward ran after its shared_labels() block had ended, so the gradient of "
-                    "the labels would be lost; call backward inside the block"
-                )
-            total = upcast(grad) if total is None else total.add_(grad)
-
-        shared = labels.detach()
-        if labels.requires_grad:
-            shared.requires_grad_().register_post_accumulate_grad_hook(add)
-        try:
-            with self._cache.inside(self, lambda: shared):
-                yield
-        finally:
-            ended, summed, total = True, total, None  # a loss that lives on keeps the hook
-        if optimizer_steps() != steps:
-            raise StaleLabels(
-                f"{type(self).__name__}: an optimizer stepped inside shared_labels(), before the "
-                "labels had their gradient; step after the block"
-            )
-        if summed is not None:
-            labels.backward(summed.to(labels.dtype))
+        return self._cache.shared(self, self.labels)
 
     def kernel_summary(self, tokens: int) -> list[str]:
         loss = self.loss_kernel_summary(tokens, self.vocabulary_size)
@@ -470,72 +415,3 @@ class MatrixLayer(OutputLayer):
         if rows is not None:
             rows = checked_rows(type(self).__name__, self.embedding, rows, check)
         return label_vectors(self.embedding, rows)
-
-
-def resize_entries(parameter: Tensor, new_size: int) -> None:
-    """Resize a Parameter (V,) in place; new entries are the mean of the old ones."""
-    old = parameter.detach()
-    if len(old) != new_size:
-        finite = old[old.isfinite()]  # not the -inf of masked labels
-        mean = finite.mean() if len(finite) else old.new_zeros(())
-        refill(parameter, torch.cat([old[:new_size], mean.expand(max(0, new_size - len(old)))]))
-
-
-def head_log_probs(context: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """log softmax(context @ weight.T + bias), (..., V), normalised in at least float32."""
-    logits = upcast(F.linear(context, weight))
-    return F.log_softmax(logits if bias is None else logits + bias, dim=-1)
-
-
-def head_nll(
-    context: Tensor,  # (..., k)
-    weight: Tensor,  # (V, k)
-    targets: Tensor,  # (...)
-    bias: Tensor | None,  # (V,)
-    options: LossOptions,
-) -> Tensor:
-    """-log softmax(context @ weight.T + bias)[targets], by the kernels of ``nll``."""
-    settings = options._replace(check=False)._asdict()
-    return nll(context, weight, targets, bias, **settings)
-
-
-def adversarial_nll(
-    epsilon: float,
-    context: Tensor,  # (..., k)
-    weight: Tensor,  # (V, k)
-    targets: Tensor,  # (...)
-    bias: Tensor | None,  # (V,)
-    options: LossOptions,
-) -> tuple[Tensor, Tensor]:
-    """``head_nll`` per token, as it is and with the logits of the targets lowered."""
-    losses = head_nll(context, weight, targets, bias, options)
-    delta = adversarial_delta(epsilon, context, target_rows(weight, targets))
-    return losses, nll_with_lowered_target(losses, delta)
-
-
-def nll_with_lowered_target(
-    losses: Tensor,  # (...), -log p(target)
-    delta: Tensor,  # (...), at least 0
-) -> Tensor:  # (...)
-    """-log p(target) with the logit of the target lowered by ``delta``.
-
-    With p = exp(-nll):  nll' = nll + delta + log((1 - p) + p exp(-delta)). Both terms of the sum
-    are positive, so nothing cancels.
-    """
-    return losses + delta + torch.log(torch.exp(-losses - delta) - torch.expm1(-losses))
-
-
-@torch.no_grad()
-def adversarial_delta(
-    epsilon: float,
-    context: Tensor,  # (..., k)
-    rows: Tensor,  # (..., k), the vectors of the targets
-) -> Tensor:  # (...)
-    """epsilon |w_y| |context|, in at least float32."""
-    return epsilon * upcast(rows).norm(dim=-1) * upcast(context).norm(dim=-1)
-
-
-def target_rows(weight: Tensor, targets: Tensor) -> Tensor:
-    """(V, ...) -> (..., ...): the row of each target; any for targets that are no labels."""
-    known = targets.reshape(-1).clamp(0, weight.shape[0] - 1)  # tokens of others have no loss
-    return weight.index_select(0, known).view(*targets.shape, *weight.shape[1:])

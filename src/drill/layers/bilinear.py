@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from drill.errors import require
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_integer
-from drill.layers.label_map import DropoutAt, LabelMap, MapOptions
+from drill.layers.label_map import DropoutAt, LabelMap
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 
@@ -52,11 +52,16 @@ class Bilinear(MatrixLayer):
             )
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.residual = residual
-        factory = factory_kwargs(embedding)
-        options = MapOptions(
-            name, "none", dropout, locked, dropout_at, init_range, map_bias, factory
+        self.label_map = LabelMap(
+            d,
+            d_h,
+            dropout=dropout,
+            locked=locked,
+            dropout_at=dropout_at,
+            init_range=init_range,
+            map_bias=map_bias,
+            **factory_kwargs(embedding),
         )
-        self.label_map = LabelMap(d, d_h, options)
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)

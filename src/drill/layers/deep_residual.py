@@ -29,7 +29,7 @@ from drill.kernels.label_encoder.encode_labels import (
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_counts, check_integer, check_positive, one_of
-from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, MapOptions, Norm
+from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, Norm
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 Gate = Literal["none", "frequency"]
@@ -120,10 +120,6 @@ class DeepResidual(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         depth = check_integer(name, "depth", depth, minimum=0)
-        where = factory_kwargs(embedding)
-        map_options = MapOptions(
-            name, activation, dropout, locked, dropout_at, init_range, map_bias, where, norm, block
-        )
         if check_bool(name, "residual", residual) or depth == 0:
             other = "another one needs residual=False and depth >= 1"
             require(d_h == d, name, "hidden_size", f"the embedding's width {d} ({other})", d_h)
@@ -134,7 +130,22 @@ class DeepResidual(MatrixLayer):
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
         self.gate = one_of(name, "gate", gate, get_args(Gate))
         self.gate_count = check_positive(name, "gate_count", gate_count)
-        maps = [LabelMap(d if i == 0 else d_h, d_h, map_options) for i in range(depth)]
+        maps = [
+            LabelMap(
+                d if i == 0 else d_h,
+                d_h,
+                activation=activation,
+                dropout=dropout,
+                locked=locked,
+                dropout_at=dropout_at,
+                norm=norm,
+                block=block,
+                init_range=init_range,
+                map_bias=map_bias,
+                **factory_kwargs(embedding),
+            )
+            for i in range(depth)
+        ]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
         if check_bool(name, "zero_start", zero_start) and depth > 0:
             self._start_at_zero()

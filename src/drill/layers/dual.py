@@ -1,6 +1,6 @@
 """The dual nonlinear map of Pappas et al. (2018): a joint space of labels and contexts."""
 
-from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -8,7 +8,7 @@ from drill.errors import require
 from drill.kernels.loss.checks import check_operand
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_bool, check_integer
-from drill.layers.label_map import Activation, DropoutAt, LabelMap, MapOptions
+from drill.layers.label_map import Activation, DropoutAt, LabelMap
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 
@@ -58,13 +58,15 @@ class DualNonlinear(MatrixLayer):
             require(k == d_h, name, "joint_size", f"hidden_size {d_h} with residual=True", k)
         super().__init__(embedding, d_h, bias, joint_size=k)
         self.residual = residual
-        factory = factory_kwargs(embedding)
-        options = MapOptions(
-            name, activation, dropout, locked, dropout_at, init_range, map_bias, factory
-        )
-        self.label_map = LabelMap(d, k, options)
-        # Without dropout: the model's encoder has its own.
-        self.context_map = LabelMap(d_h, k, replace(options, dropout=0.0))
+        shared: dict[str, Any] = {
+            "activation": activation,
+            "init_range": init_range,
+            "map_bias": map_bias,
+            **factory_kwargs(embedding),
+        }
+        drop: dict[str, Any] = {"dropout": dropout, "locked": locked, "dropout_at": dropout_at}
+        self.label_map = LabelMap(d, k, **drop, **shared)
+        self.context_map = LabelMap(d_h, k, **shared)  # the model's encoder has its own dropout
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)

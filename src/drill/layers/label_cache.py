@@ -6,7 +6,7 @@ by itself; inside ``cached_labels()`` and ``shared_labels()`` it returns those o
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from drill.kernels.runtime.dispatch import autocast_on, must_not_wait
+from drill.kernels.runtime.dispatch import autocast_on, must_not_wait, upcast
 from drill.layers.checks import hook_dicts, hooked, restored_modes
 
 SAMPLES = 16
@@ -67,15 +67,13 @@ class Snapshot:
         self.objects = list(chain(*self.views))
         self.tensors = [x for x in self.objects if isinstance(x, Tensor)]
         self.versions = self._versions()
-        # The entries also own the memory, so that no other tensor can get the same address.
-        self.slices: list[Tensor] = []  # on a CPU, where torch.cat takes longer than to read each
-        self.joined: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # on other devices
+        # The entries also own the memory, so that no other tensor can get the same address. Joined
+        # by device and size: each list is read from its device at once.
+        self.entries: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for x in self.tensors:
             entries = x.detach().reshape(-1)[:: max(1, x.numel() // SAMPLES)]
             entries = entries.view(BITS[x.element_size()])  # NaN equals itself, 0.0 is not -0.0
-            key = x.device, entries.dtype
-            group = self.slices if x.is_cpu else self.joined.setdefault(key, [])
-            group.append(entries)
+            self.entries.setdefault((x.device, entries.dtype), []).append(entries)
         self.samples = self._samples()
         self.sums = self._sums()
 
@@ -93,7 +91,7 @@ class Snapshot:
         return [(x._version, x.data_ptr()) for x in self.tensors]
 
     def _samples(self) -> list[list[int]]:
-        return [x.tolist() for x in chain(self.slices, map(torch.cat, self.joined.values()))]
+        return [torch.cat(entries).tolist() for entries in self.entries.values()]
 
     def _sums(self) -> list[Tensor]:
         return [
@@ -144,7 +142,70 @@ class LabelCache(Generic[T]):
         self._entry = None
 
     @contextmanager
-    def inside(self, layer: nn.Module, block: Callable[[], T]) -> Iterator[None]:
+    def cached(self, layer: nn.Module, encode: Callable[[], T]) -> Iterator[None]:
+        """A block that reads ``encode()`` of its start, or raises after a change."""
+        name = type(layer).__name__
+        if layer.training:
+            raise RuntimeError(
+                f"{name}: cached_labels() in training mode; call .eval() first, or use "
+                "shared_labels() to train"
+            )
+        labels, snapshot = call_in_eval_mode(layer, encode), Snapshot(layer)
+
+        def read() -> T:
+            if torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()):
+                raise RuntimeError(
+                    f"{name}: cached labels have no gradient; evaluate under torch.no_grad(), or "
+                    "use shared_labels() to train"
+                )
+            if snapshot.changed():
+                raise StaleLabels(
+                    f"{name}: a parameter, a setting or the mode changed inside cached_labels(); "
+                    "change it outside the block"
+                )
+            return labels
+
+        with self._inside(layer, read):
+            yield
+
+    @contextmanager
+    def shared(
+        self: "LabelCache[Tensor]", layer: nn.Module, encode: Callable[[], Tensor]
+    ) -> Iterator[None]:
+        """A block that reads ``encode()`` of its start, and runs its backward at the end."""
+        labels, steps = encode(), optimizer_steps()
+        total: Tensor | None = None
+        ended = False
+
+        def add(leaf: Tensor) -> None:
+            nonlocal total
+            grad, leaf.grad = leaf.grad, None
+            assert grad is not None
+            if ended:
+                raise RuntimeError(
+                    "backward ran after its shared_labels() block had ended, so the gradient of "
+                    "the labels would be lost; call backward inside the block"
+                )
+            total = upcast(grad) if total is None else total.add_(grad)
+
+        shared = labels.detach()
+        if labels.requires_grad:
+            shared.requires_grad_().register_post_accumulate_grad_hook(add)
+        try:
+            with self._inside(layer, lambda: shared):
+                yield
+        finally:
+            ended, summed, total = True, total, None  # a loss that lives on keeps the hook
+        if optimizer_steps() != steps:
+            raise StaleLabels(
+                f"{type(layer).__name__}: an optimizer stepped inside shared_labels(), before the "
+                "labels had their gradient; step after the block"
+            )
+        if summed is not None:
+            labels.backward(summed.to(labels.dtype))
+
+    @contextmanager
+    def _inside(self, layer: nn.Module, block: Callable[[], T]) -> Iterator[None]:
         if self.block is not None:
             raise RuntimeError(
                 f"{type(layer).__name__}: cached_labels() and shared_labels() do not nest"
@@ -154,26 +215,6 @@ class LabelCache(Generic[T]):
             yield
         finally:
             self.block = None
-
-
-def frozen_labels(layer: nn.Module, labels: T) -> Callable[[], T]:
-    """A function that returns the labels of a ``cached_labels()`` block while they are valid."""
-    name, snapshot = type(layer).__name__, Snapshot(layer)
-
-    def read() -> T:
-        if torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()):
-            raise RuntimeError(
-                f"{name}: cached labels have no gradient; evaluate under torch.no_grad(), or use "
-                "shared_labels() to train"
-            )
-        if snapshot.changed():
-            raise StaleLabels(
-                f"{name}: a parameter, a setting or the mode changed inside cached_labels(); "
-                "change it outside the block"
-            )
-        return labels
-
-    return read
 
 
 def _context(device: torch.device, labels: object) -> tuple[object, ...] | None:
@@ -193,13 +234,10 @@ def _context(device: torch.device, labels: object) -> tuple[object, ...] | None:
 
 
 @torch.no_grad()
-def call_in_eval_mode(layer: nn.Module, labels: Callable[[], Tensor]) -> Tensor:
-    """``labels()`` with dropout off, whatever mode the layer is in."""
-    with restored_modes(layer), without_autocast(layer):  # the result is used after autocast ends
-        layer.eval()
-        return labels()
-
-
-def without_autocast(layer: nn.Module) -> AbstractContextManager[None]:
+def call_in_eval_mode(layer: nn.Module, encode: Callable[[], T]) -> T:
+    """``encode()`` with dropout off, and without autocast, which may end before the labels do."""
     device = next((tensor.device for tensor in layer.parameters()), torch.device("cpu"))
-    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+    plain = torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+    with restored_modes(layer), plain:
+        layer.eval()
+        return encode()

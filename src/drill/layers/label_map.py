@@ -1,9 +1,9 @@
 """One trained map of label vectors: act(drop(norm(X)) U + b) [W]."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,42 +15,15 @@ from drill.layers.checks import (
     ACTIVATIONS,
     check_bool,
     check_fraction,
-    check_positive,
     hooked,
+    init_uniform,
     one_of,
 )
-from drill.layers.label_source import FactoryKwargs
 
 Activation = Literal["sigmoid", "relu", "tanh", "gelu", "silu", "none"]
 DropoutAt = Literal["input", "output"]
 Norm = Literal["none", "rms"]
 Block = Literal["map", "mlp"]
-
-
-@dataclass
-class MapOptions:
-    """The options that all layers with maps share, checked."""
-
-    layer: str  # name of the layer, for error messages
-    activation: Activation
-    dropout: float
-    locked: bool
-    dropout_at: DropoutAt
-    init_range: float
-    bias: bool
-    factory_kwargs: FactoryKwargs
-    norm: Norm = "none"
-    block: Block = "map"
-
-    def __post_init__(self) -> None:
-        one_of(self.layer, "activation", self.activation, get_args(Activation))
-        self.dropout = check_fraction(self.layer, "dropout", self.dropout)
-        one_of(self.layer, "dropout_at", self.dropout_at, get_args(DropoutAt))
-        one_of(self.layer, "norm", self.norm, get_args(Norm))
-        one_of(self.layer, "block", self.block, get_args(Block))
-        check_positive(self.layer, "init_range", self.init_range)
-        check_bool(self.layer, "locked", self.locked)
-        check_bool(self.layer, "map_bias", self.bias)
 
 
 class LabelMap(nn.Module):
@@ -60,22 +33,39 @@ class LabelMap(nn.Module):
     second matrix W. U and W start uniform in +-init_range, b in +-1/sqrt(d_in).
     """
 
-    def __init__(self, d_in: int, d_out: int, options: MapOptions) -> None:
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        activation: Activation = "none",
+        dropout: float = 0.0,
+        locked: bool = True,
+        dropout_at: DropoutAt = "input",
+        norm: Norm = "none",
+        block: Block = "map",
+        init_range: float = 0.1,
+        map_bias: bool = True,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.activation: str = options.activation
-        self.dropout = options.dropout
-        self.dropout_at: str = options.dropout_at
-        self.locked = options.locked
-        self.norm: str = options.norm
-        self.block = options.block
-        self.linear = nn.Linear(d_in, d_out, bias=options.bias, **options.factory_kwargs)
-        nn.init.uniform_(self.linear.weight, -options.init_range, options.init_range)
-        if options.bias:
+        name = type(self).__name__
+        self.activation: str = one_of(name, "activation", activation, get_args(Activation))
+        self.dropout = check_fraction(name, "dropout", dropout)
+        self.locked = check_bool(name, "locked", locked)
+        self.dropout_at: str = one_of(name, "dropout_at", dropout_at, get_args(DropoutAt))
+        self.norm: str = one_of(name, "norm", norm, get_args(Norm))
+        self.block: str = one_of(name, "block", block, get_args(Block))
+        bias = check_bool(name, "map_bias", map_bias)
+        self.linear = nn.Linear(d_in, d_out, bias, device, dtype)
+        init_uniform(name, "init_range", init_range, [self.linear.weight])
+        if bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
         self.output: nn.Linear | None = None
-        if options.block == "mlp":  # without a bias, which softmax or the next map's would absorb
-            self.output = nn.Linear(d_out, d_out, bias=False, **options.factory_kwargs)
-            nn.init.uniform_(self.output.weight, -options.init_range, options.init_range)
+        if block == "mlp":  # without a bias, which softmax or the next map's would absorb
+            self.output = nn.Linear(d_out, d_out, False, device, dtype)
+            init_uniform(name, "init_range", init_range, [self.output.weight])
 
     def draw_mask(self, X: Tensor) -> Tensor | None:
         """A new dropout mask for labels X (V, .); None without dropout."""

@@ -149,6 +149,15 @@ def resize_rows(
         source.padding_idx = None  # its row is gone
 
 
+def resize_entries(parameter: Tensor, new_size: int) -> None:
+    """Resize a Parameter (V,) in place; new entries are the mean of the old ones."""
+    old = parameter.detach()
+    if len(old) != new_size:
+        finite = old[old.isfinite()]  # not the -inf of masked labels
+        mean = finite.mean() if len(finite) else old.new_zeros(())
+        refill(parameter, torch.cat([old[:new_size], mean.expand(max(0, new_size - len(old)))]))
+
+
 def refill(parameter: Tensor, data: Tensor) -> None:
     """Replace a Parameter's data by data of another shape; modules that share it stay tied."""
     # While an older graph exists, autograd expects gradients of the old shape; it forgets that

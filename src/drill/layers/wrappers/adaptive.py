@@ -14,16 +14,16 @@ from drill.kernels.loss.checks import IGNORE_INDEX, check_head
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.runtime.checks import is_integer, is_number
 from drill.kernels.runtime.dispatch import must_not_wait
-from drill.layers.base import (
+from drill.layers.base import MatrixLayer
+from drill.layers.label_cache import LabelCache
+from drill.layers.losses import (
     LossOptions,
-    MatrixLayer,
     adversarial_delta,
     head_log_probs,
     head_nll,
     nll_with_lowered_target,
     target_rows,
 )
-from drill.layers.label_cache import LabelCache, frozen_labels, without_autocast
 from drill.layers.wrappers.base import Ranking, WrappingLayer, blockwise_nll
 
 OUTSIDE = -1
@@ -231,11 +231,8 @@ class AdaptiveSoftmax(WrappingLayer):
     @contextmanager
     def cached_labels(self) -> Iterator[None]:
         """As the wrapped layer's; the labels of each cluster are mapped by B_i once, too."""
-        with self.layer.cached_labels():
-            with torch.no_grad(), without_autocast(self):
-                frozen = frozen_labels(self, self._encode_labels())
-            with self._cache.inside(self, frozen):
-                yield
+        with self.layer.cached_labels(), self._cache.cached(self, self._encode_labels):
+            yield
 
     def train(self, mode: bool = True) -> Self:
         if mode != self.training:

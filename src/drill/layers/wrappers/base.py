@@ -12,14 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses, token_losses
 from drill.kernels.runtime.checks import require_type
-from drill.layers.base import (
-    LossOptions,
-    MatrixLayer,
-    NotFoldable,
-    OutputLayer,
-    nll_with_lowered_target,
-)
+from drill.layers.base import MatrixLayer, NotFoldable, OutputLayer
 from drill.layers.checks import check_counts
+from drill.layers.losses import LossOptions, nll_with_lowered_target
 
 MOST_ROWS = 256
 """Most tokens whose (rows, V) log-probabilities are in memory at once."""

@@ -10,9 +10,10 @@ from drill.errors import require
 from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_integer
 from drill.kernels.runtime.dispatch import upcast
-from drill.layers.base import MatrixLayer, NotFoldable, adversarial_delta, target_rows
+from drill.layers.base import MatrixLayer, NotFoldable
 from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
 from drill.layers.label_source import factory_kwargs
+from drill.layers.losses import adversarial_delta, target_rows
 from drill.layers.wrappers.base import Ranking, ScoreLayer
 from drill.layers.wrappers.mixture import dropped_tanh
 

@@ -10,9 +10,10 @@ from drill.kernels.loss.checks import check_head, check_operand
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
-from drill.layers.base import LossOptions, MatrixLayer, NotFoldable, adversarial_nll, head_log_probs
+from drill.layers.base import MatrixLayer, NotFoldable
 from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
 from drill.layers.label_source import factory_kwargs
+from drill.layers.losses import LossOptions, adversarial_nll, head_log_probs
 from drill.layers.wrappers.base import WrappingLayer, blockwise_nll
 
 

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.runtime.dispatch import upcast
-from drill.layers.base import MatrixLayer, adversarial_delta, target_rows
+from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_integer, check_positive
 from drill.layers.label_source import factory_kwargs
+from drill.layers.losses import adversarial_delta, target_rows
 from drill.layers.wrappers.base import ScoreLayer
 
 SOFTPLUS_INVERSE_OF_ONE = math.log(math.expm1(1.0))

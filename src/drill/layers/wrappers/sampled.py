@@ -12,14 +12,9 @@ from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.runtime.checks import one_of
 from drill.kernels.runtime.dispatch import must_not_wait, upcast
-from drill.layers.base import (
-    LossOptions,
-    MatrixLayer,
-    OutputLayer,
-    adversarial_delta,
-    nll_with_lowered_target,
-)
+from drill.layers.base import MatrixLayer, OutputLayer
 from drill.layers.checks import check_integer
+from drill.layers.losses import LossOptions, adversarial_delta, nll_with_lowered_target
 from drill.layers.wrappers.base import Ranking, WrappingLayer
 
 Proposal = Literal["log-uniform", "uniform"]

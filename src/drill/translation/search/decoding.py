@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from drill.data import BEGIN, END, DataError
 from drill.errors import require
-from drill.layers.base import head_log_probs
 from drill.layers.checks import check_integer
+from drill.layers.losses import head_log_probs
 from drill.layers.wrappers.sampled import foldable
 from drill.models.sampling import check_sampling
 from drill.models.translator import Translator
