@@ -116,5 +116,5 @@ def test_parts_that_do_not_fit_raise():
     with pytest.raises(ValueError, match="9 labels"):
         Translator(transformer, FullSoftmax(9, d))
     source, target_in, target_out = batch()
-    with pytest.raises(ValueError, match="target_out"):
+    with pytest.raises(ValueError, match="targets"):
         make().loss(source, target_in, target_out[:, 1:])

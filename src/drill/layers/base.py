@@ -32,7 +32,7 @@ from drill.kernels.loss.nll import (
     choose,
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
-from drill.layers.checks import check_bool, warn_if_default_init
+from drill.layers.checks import warn_if_default_init
 from drill.layers.label_cache import LabelCache, call_in_eval_mode
 from drill.layers.label_source import (
     LabelSource,
@@ -271,7 +271,7 @@ class MatrixLayer(OutputLayer):
         self.hidden_size = hidden_size
         self.joint_size = joint_size
         zeros = torch.zeros(label_count(embedding), **factory_kwargs(embedding))
-        self.bias = nn.Parameter(zeros) if check_bool(type(self).__name__, "bias", bias) else None
+        self.bias = nn.Parameter(zeros) if bias else None
         self._cache: LabelCache[Tensor] = LabelCache()
 
     # -- defined by each layer ----------------------------------------------------------------

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from drill.errors import require
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import check_bool, check_integer
+from drill.layers.checks import check_integer
 from drill.layers.label_map import DropoutAt, LabelMap
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
@@ -46,7 +46,7 @@ class Bilinear(MatrixLayer):
         name = type(self).__name__
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
-        if check_bool(name, "residual", residual):
+        if residual:
             require(
                 d_h == d, name, "hidden_size", f"the embedding's width {d} with residual=True", d_h
             )

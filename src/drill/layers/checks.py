@@ -53,19 +53,10 @@ def init_uniform(layer: str, name: str, bound: float, tensors: Iterable[Tensor])
         nn.init.uniform_(tensor, -bound, bound)
 
 
-def check_bool(layer: str, name: str, value: bool) -> bool:
-    require(isinstance(value, bool), layer, name, "True or False", value)
-    return value
-
-
 def check_counts(layer: str, counts: Tensor | Sequence[float] | None, labels: int) -> Tensor:
     """Training counts as a tensor (V,)."""
     if not isinstance(counts, Tensor):  # on the CPU, also while a layer is built on meta
-        try:
-            counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
-        except (RuntimeError, TypeError, ValueError):
-            expected = f"a tensor or list of {labels} numbers, one per label"
-            raise invalid(layer, "counts", expected, type(counts).__name__) from None
+        counts = torch.as_tensor(counts, device="cpu", dtype=torch.float64)
     shape = tuple(counts.shape)
     require(shape == (labels,), layer, "counts", f"one per label, ({labels},)", shape)
     if not counts.is_meta and not (counts >= 0).all():

@@ -28,7 +28,7 @@ from drill.kernels.label_encoder.encode_labels import (
 )
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import check_bool, check_counts, check_integer, check_positive, one_of
+from drill.layers.checks import check_counts, check_integer, check_positive, one_of
 from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, Norm
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
@@ -120,13 +120,13 @@ class DeepResidual(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         depth = check_integer(name, "depth", depth, minimum=0)
-        if check_bool(name, "residual", residual) or depth == 0:
+        if residual or depth == 0:
             other = "another one needs residual=False and depth >= 1"
             require(d_h == d, name, "hidden_size", f"the embedding's width {d} ({other})", d_h)
         super().__init__(embedding, d_h, bias, joint_size=d_h)
         self.depth = depth
         self.residual = residual
-        self.residual_between = check_bool(name, "residual_between", residual_between)
+        self.residual_between = residual_between
         self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
         self.gate = one_of(name, "gate", gate, get_args(Gate))
         self.gate_count = check_positive(name, "gate_count", gate_count)
@@ -147,7 +147,7 @@ class DeepResidual(MatrixLayer):
             for i in range(depth)
         ]
         self.maps = cast(Sequence[LabelMap], nn.ModuleList(maps))
-        if check_bool(name, "zero_start", zero_start) and depth > 0:
+        if zero_start and depth > 0:
             self._start_at_zero()
         self.register_buffer("gates", self._gates(counts))
 

@@ -5,9 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from drill.errors import require
-from drill.kernels.loss.checks import check_operand
 from drill.layers.base import MatrixLayer
-from drill.layers.checks import check_bool, check_integer
+from drill.layers.checks import check_integer
 from drill.layers.label_map import Activation, DropoutAt, LabelMap
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
@@ -53,7 +52,7 @@ class DualNonlinear(MatrixLayer):
         d = label_width(name, embedding)
         d_h = d if hidden_size is None else check_integer(name, "hidden_size", hidden_size)
         k = d if joint_size is None else check_integer(name, "joint_size", joint_size)
-        if check_bool(name, "residual", residual):
+        if residual:
             require(k == d, name, "joint_size", f"the embedding's width {d} with residual=True", k)
             require(k == d_h, name, "joint_size", f"hidden_size {d_h} with residual=True", k)
         super().__init__(embedding, d_h, bias, joint_size=k)
@@ -75,7 +74,6 @@ class DualNonlinear(MatrixLayer):
 
     def context(self, hidden: Tensor) -> Tensor:
         hidden = super().context(hidden)
-        check_operand(type(self).__name__, hidden, "context_map", self.context_map.linear.weight)
         Y = self.context_map(hidden)  # (..., k)
         return Y + hidden if self.residual else Y
 

@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.label_encoder.options import RMS_EPS, KeptBits, draw_kept_bits
-from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import (
     ACTIVATIONS,
-    check_bool,
     check_fraction,
     hooked,
     init_uniform,
@@ -53,14 +51,13 @@ class LabelMap(nn.Module):
         name = type(self).__name__
         self.activation: str = one_of(name, "activation", activation, get_args(Activation))
         self.dropout = check_fraction(name, "dropout", dropout)
-        self.locked = check_bool(name, "locked", locked)
+        self.locked = locked
         self.dropout_at: str = one_of(name, "dropout_at", dropout_at, get_args(DropoutAt))
         self.norm: str = one_of(name, "norm", norm, get_args(Norm))
         self.block: str = one_of(name, "block", block, get_args(Block))
-        bias = check_bool(name, "map_bias", map_bias)
-        self.linear = nn.Linear(d_in, d_out, bias, device, dtype)
+        self.linear = nn.Linear(d_in, d_out, map_bias, device, dtype)
         init_uniform(name, "init_range", init_range, [self.linear.weight])
-        if bias:
+        if map_bias:
             nn.init.uniform_(self.linear.bias, -1 / math.sqrt(d_in), 1 / math.sqrt(d_in))
         self.output: nn.Linear | None = None
         if block == "mlp":  # without a bias, which softmax or the next map's would absorb
@@ -101,7 +98,6 @@ class LabelMap(nn.Module):
     def forward(self, X: Tensor) -> Tensor:
         """f(X) with a new dropout mask."""
         mask = self.draw_mask(X)
-        check_operand("labels", X, "their map", self.linear.weight, called="the label vectors")
         if self.norm == "rms":
             X = F.rms_norm(X, X.shape[-1:], eps=RMS_EPS)
         input_mask, output_mask = (mask, None) if self.dropout_at == "input" else (None, mask)

@@ -30,7 +30,6 @@ from drill.kernels.lstm.weights import Weights
 from drill.kernels.runtime.checks import one_of
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import (
-    check_bool,
     check_fraction,
     check_integer,
     init_uniform,
@@ -99,7 +98,7 @@ class AwdLstm(Encoder):
         d = label_width(name, embedding)
         last = d if output_size is None else check_integer(name, "output_size", output_size)
         hidden_size = check_integer(name, "hidden_size", hidden_size)
-        self.skip_connections = check_bool(name, "skip_connections", skip_connections)
+        self.skip_connections = skip_connections
         widths = [hidden_size] * check_integer(name, "layers", layers)
         if not skip_connections:
             widths[-1] = last
@@ -116,7 +115,7 @@ class AwdLstm(Encoder):
         one_of(name, "dropout_masks", dropout_masks, get_args(Masks))
         self.dropout_masks: Masks = dropout_masks
         self.weight_drop = check_fraction(name, "weight_drop", weight_drop)
-        self.cap_input_gate = check_bool(name, "cap_input_gate", cap_input_gate)
+        self.cap_input_gate = cap_input_gate
         one_of(name, "impl", impl, IMPLEMENTATIONS)
         self.impl: Implementation = impl
         self._dropping = True
@@ -142,11 +141,6 @@ class AwdLstm(Encoder):
 
         Every call draws new masks. In eval mode nothing is dropped and output is raw.
         """
-        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2 or 0 in ids.shape:
-            raise TypeError(
-                f"AwdLstm: ids must be whole numbers of shape (T, B), got {ids.dtype} of shape "
-                f"{tuple(ids.shape)}"
-            )
         state = self.initial_state(ids.shape[1]) if state is None else state
         x = self.embed(ids)  # (T, B, d)
         if self._drops:

@@ -61,11 +61,6 @@ class Translator(nn.Module):
         Returns:
             A scalar; with ``reduction="none"`` a loss per token, (T, B).
         """
-        if target_in.shape != target_out.shape:
-            raise ValueError(
-                f"Translator: target_out must be as target_in, {tuple(target_in.shape)}, got "
-                f"{tuple(target_out.shape)}; they are the same sentences, shifted by one token"
-            )
         return self.layer.nll(
             self._hidden(source, target_in),
             target_out.t(),

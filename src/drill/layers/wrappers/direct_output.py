@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from drill.errors import require
-from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_integer
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import init_uniform
@@ -64,7 +63,6 @@ class DirectOutputConnection(Mixture):
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         self.check_hidden(hidden)
-        check_operand(type(self).__name__, hidden, "prior", self.prior.weight)
         states = hidden.split(self.widths, dim=-1)
         latent = [linear(states[int(n)]) for n, linear in self.latents.items()]
         return self._experts(self.prior(states[-1]), torch.cat(latent, -1))

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.errors import require
-from drill.kernels.loss.checks import check_operand
 from drill.kernels.runtime.checks import is_integer
 from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import MatrixLayer, NotFoldable
-from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
+from drill.layers.checks import check_fraction, check_integer, init_uniform
 from drill.layers.label_source import factory_kwargs
 from drill.layers.losses import adversarial_delta, target_rows
 from drill.layers.wrappers.base import Ranking, ScoreLayer
@@ -70,7 +69,7 @@ class Mixtape(ScoreLayer):
         self.gates = V if gates is None else check_integer(name, "gates", gates)
         require(self.gates <= V, name, "gates", f"at most the {V} labels", gates)
         self.dropout = check_fraction(name, "dropout", dropout)
-        self.locked = check_bool(name, "locked", locked)
+        self.locked = locked
         self.ranking = Ranking(name, layer, counts)
         self.copies = 4 + -(-3 * self.experts * self.gates // V)
         factory, d_h, nodes = factory_kwargs(layer.embedding), self.hidden_size, self.experts - 1
@@ -90,7 +89,6 @@ class Mixtape(ScoreLayer):
     def inputs(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Contexts (..., K, k); of the gates tanh(U_n h) (..., K-1, s) and u_n . h (..., K-1)."""
         self.check_hidden(hidden)
-        check_operand(type(self).__name__, hidden, "latent", self.latent.weight)
         dropout = self.dropout if self.training else 0.0
         latent = dropped_tanh(self.latent(hidden), dropout, self.locked)
         contexts = self.layer.context(latent.unflatten(-1, (self.experts, -1)))

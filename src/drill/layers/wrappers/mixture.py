@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.kernels.loss.checks import check_head, check_operand
+from drill.kernels.loss.checks import check_head
 from drill.kernels.loss.nll import reduce_losses
 from drill.kernels.mixture.mixture_nll import mixture_nll
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.base import MatrixLayer, NotFoldable
-from drill.layers.checks import check_bool, check_fraction, check_integer, init_uniform
+from drill.layers.checks import check_fraction, check_integer, init_uniform
 from drill.layers.label_source import factory_kwargs
 from drill.layers.losses import LossOptions, adversarial_nll, head_log_probs
 from drill.layers.wrappers.base import WrappingLayer, blockwise_nll
@@ -31,7 +31,7 @@ class Mixture(WrappingLayer):
         super().__init__(layer)
         name = type(self).__name__
         self.dropout = check_fraction(name, "dropout", dropout)
-        self.locked = check_bool(name, "locked", locked)
+        self.locked = locked
 
     @abc.abstractmethod
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,6 @@ class MixtureOfSoftmaxes(Mixture):
 
     def expert_contexts(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         self.check_hidden(hidden)
-        check_operand("MixtureOfSoftmaxes", hidden, "latent", self.latent.weight)
         return self._experts(self.prior(hidden), self.latent(hidden))
 
     def extra_repr(self) -> str:

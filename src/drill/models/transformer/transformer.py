@@ -146,7 +146,6 @@ class Transformer(nn.Module):
         Returns:
             Memory: states (B, S, d) and the mask of padding.
         """
-        check_ids("source", source, 2)
         if source.shape[1] == 0:
             source = F.pad(source, (0, 1), value=self.pad)
         mask = source != self.pad
@@ -173,7 +172,6 @@ class Transformer(nn.Module):
         Returns:
             Hidden states (B, T, d), for what follows each id. Ignore the values at padding.
         """
-        check_ids("target", target, 2, memory.states.shape[0])
         x = self._embedded(self.target_embedding, target, 0)
         dtype = x.dtype
         fused = fused_blocks(self.impl, self.decoder, self.decoder_norm, x)
@@ -219,7 +217,6 @@ class Transformer(nn.Module):
         Returns:
             Hidden states (B*K, d).
         """
-        check_ids("ids", ids, 1, cache.sentences * cache.hypotheses)
         x = self._embedded(self.target_embedding, ids[:, None], cache.length)  # (B*K, 1, d)
         x = x.view(cache.sentences, cache.hypotheses, self.output_size)
         dtype = x.dtype
@@ -271,12 +268,3 @@ def additive_mask(seen: Tensor, x: Tensor) -> Tensor:
     rows, length = seen.shape
     room = x.new_zeros((rows, 1, 1, -(-length // ALIGNED) * ALIGNED), dtype=compute_dtype(x))
     return room[..., :length].masked_fill_(~seen[:, None, None], -torch.inf)
-
-
-def check_ids(what: str, ids: Tensor, dims: int, rows: int | None = None) -> None:
-    expected = f"whole numbers of shape {'(B, T)' if dims == 2 else '(B*K,)'}"
-    whole = ids.dtype in (torch.int64, torch.int32) and ids.dim() == dims and ids.shape[0] > 0
-    given = ids.dtype, tuple(ids.shape)
-    require(whole, "Transformer", what, expected, given, TypeError)
-    fits = rows is None or ids.shape[0] == rows
-    require(fits, "Transformer", what, f"{rows} rows, as the encoded source has", ids.shape[0])
