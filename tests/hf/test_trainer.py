@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from drill.hf.head import Head
+from drill.hf.attached_head import AttachedHead
 from tests.hf.tiny_models import T, auto, batch, build, logits, perturb
 
 from drill.hf import attach, fold  # isort: skip  (after the check for transformers)
@@ -102,7 +102,7 @@ def test_resumed_it_goes_on_where_it_stopped(plain, tmp_path):
     resumed = train(tmp_path, fresh(), resume=str(tmp_path / "checkpoint-2"))
     assert_same(plain.model, resumed.model)
     again = T.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
-    assert isinstance(again.lm_head, Head)
+    assert isinstance(again.lm_head, AttachedHead)
 
 
 def test_evaluation_has_the_loss_and_the_logits(plain):

@@ -259,7 +259,6 @@ COMBINED: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     ("counts", DeepResidual, {"gate": "frequency"}),
     ("counts", DeepResidual, {"gate": "frequency", "counts": [1.0]}),
     ("counts", DeepResidual, {"counts": [1.0] * V}),
-    ("gate_count", DeepResidual, {"gate_count": 50.0}),
     ("depth", DeepResidual, {"gate": "frequency", "depth": 0}),
     ("gate", DeepResidual, {"gate": "frequency", "residual": False}),
     ("zero_start", DeepResidual, {"activation": "relu", "zero_start": True}),

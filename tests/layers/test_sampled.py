@@ -98,23 +98,6 @@ def test_a_vocabulary_of_one_label_costs_nothing():
     assert layer.log_proposal(torch.zeros(1)).item() == 0
 
 
-@pytest.mark.parametrize("frozen", ["hidden", "labels", "bias"])
-def test_what_is_frozen_changes_no_other_gradient(frozen):
-    layer = sampled("tied")
-    hidden, targets = batch(layer, 6)
-    fix(layer, [1, 0, 8])
-    truth = gradients(layer.nll(hidden, targets), layer, hidden)
-    tensors = {"hidden": hidden, "labels": layer.label_weight, "bias": layer.bias}
-    tensors[frozen].requires_grad_(False)
-    layer.nll(hidden, targets).backward()
-    found = {"hidden": hidden, **dict(layer.named_parameters())}
-    for key, tensor in found.items():
-        if tensor.requires_grad:
-            torch.testing.assert_close(tensor.grad, truth[key])
-        else:
-            assert tensor.grad is None
-
-
 # -- what is drawn ------------------------------------------------------------------------------
 
 
@@ -310,13 +293,6 @@ def test_label_smoothing_in_training_raises():
     layer = sampled()
     with pytest.raises(ValueError, match=r"label_smoothing=0\.1"):
         layer.nll(*batch(layer, 5), label_smoothing=0.1)
-
-
-def test_a_layer_on_another_device_raises():
-    layer = sampled()
-    hidden, targets = batch(layer, 5)
-    with pytest.raises(ValueError, match=r"\.to\(\)"):
-        layer.nll(hidden.to("meta"), targets.to("meta"))
 
 
 # -- on a GPU -----------------------------------------------------------------------------------

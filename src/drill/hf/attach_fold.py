@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drill.errors import nearest
+from drill.hf.attached_head import AttachedHead
 from drill.hf.attached_model import (
     INNER,
     AttachedModel,
@@ -18,7 +19,6 @@ from drill.hf.attached_model import (
     logit_postprocessing,
     name_of,
 )
-from drill.hf.head import Head
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
 from drill.layers import LAYERS, MatrixLayer, NotFoldable
@@ -147,7 +147,7 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
         raise TypeError("fold: this model has adapters of PEFT; fold(model.merge_and_unload())")
     if not isinstance(model, AttachedModel):
         raise TypeError("fold: this model has no layer of drill; attach one first")
-    head: Head = model.get_output_embeddings()
+    head: AttachedHead = model.get_output_embeddings()
     layer = foldable(head.layer)
     if layer is None:
         raise NotFoldable(f"fold: {type(head.layer).__name__} equals no linear head")

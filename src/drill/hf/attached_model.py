@@ -16,7 +16,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import can_return_tuple
 
-from drill.hf.head import Head
+from drill.hf.attached_head import AttachedHead
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.layers import LAYERS, MatrixLayer, OutputLayer
 
@@ -35,7 +35,7 @@ class raises: without the layer it would take the input embedding for the head."
 
 
 @contextmanager
-def heads_with(heads: list[Head], **attributes: Any) -> Iterator[None]:
+def heads_with(heads: list[AttachedHead], **attributes: Any) -> Iterator[None]:
     """A block in which heads have these attributes; after it those of their class again."""
     for head in heads:
         vars(head).update(attributes)
@@ -114,7 +114,7 @@ class AttachedModel(Stock):
         return super().generate(*args, **kwargs)
 
     def fused_loss(
-        self, heads: list[Head], targets: Tensor, *args: Any, **kwargs: Any
+        self, heads: list[AttachedHead], targets: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Any]:
         """The sum of the losses without logits in memory, and the output of the stock forward."""
         captured: list[Tensor] = []
@@ -139,10 +139,10 @@ class AttachedModel(Stock):
         shifted[..., 0] = self.config.decoder_start_token_id
         return shifted.masked_fill(shifted == IGNORE_INDEX, self.config.pad_token_id)
 
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[AttachedHead]:
         """The head; with PEFT, which trains a copy, the head and its copy."""
         head = self.get_output_embeddings()
-        heads = [x for x in head.modules() if isinstance(x, Head)]
+        heads = [x for x in head.modules() if isinstance(x, AttachedHead)]
         if not heads:
             raise TypeError(
                 f"the head of this model is a {type(head).__name__} now, not the output layer that "
@@ -152,7 +152,7 @@ class AttachedModel(Stock):
 
     def _init_weights(self, module: nn.Module) -> None:
         head = self.get_output_embeddings()
-        parts = dict(head.layer.named_modules()) if isinstance(head, Head) else {}
+        parts = dict(head.layer.named_modules()) if isinstance(head, AttachedHead) else {}
         name = next((name for name, part in parts.items() if part is module), None)
         if name is None or module is head.matrix.embedding:
             super()._init_weights(module)
@@ -164,7 +164,7 @@ class AttachedModel(Stock):
             ):
                 init.copy_(tensor, getattr(fresh.get_submodule(name), key))
 
-    def _get_resized_lm_head(self, head: Head, size: int, **kwargs: Any) -> Head:
+    def _get_resized_lm_head(self, head: AttachedHead, size: int, **kwargs: Any) -> AttachedHead:
         head.share(self.get_submodule(self.label_embedding))
         head.layer.resize(size)
         options = self.config.drill["options"]  # of which from_pretrained builds the layer again
@@ -289,7 +289,7 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
             weight = nn.Parameter(weight.detach().clone())
         embedding = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
         embedding.weight = weight
-    head = Head(build_layer(drill, embedding, linear.in_features), shared)
+    head = AttachedHead(build_layer(drill, embedding, linear.in_features), shared)
     matrix = head.matrix
     if matrix_name == "full":
         matrix.embedding = embedding

@@ -5,6 +5,7 @@ A label is an output class, one entry of the vocabulary; its vector is a row of 
 full tied bilinear dual deep_residual  matrix layers: softmax(g_out(E) g_in(h) + b)
 wrappers/      layers over one of these: mixture, sampled, adaptive, sigsoftmax, plif, softcap,
                mixtape, doc
+losses         the loss of one matrix, plain and adversarial
 label_map      the map of a label encoder: drop, linear, activation
 label_source   label vectors that are not an embedding; feature_bags those of characters and glosses
 label_cache    encoded labels, reused in eval mode until a parameter changes

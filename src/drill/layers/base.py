@@ -222,11 +222,7 @@ class OutputLayer(nn.Module, abc.ABC):
 
     def kernel_summary(self, tokens: int) -> list[str]:
         """Which kernels train on so many tokens, and why; one line per part with a choice."""
-        return self.label_kernel_summary()
-
-    def label_kernel_summary(self) -> list[str]:
-        """Which kernels encode the labels, and why, if there is a choice."""
-        return []
+        return self.matrix.label_kernel_summary()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``logits``, so that the layer can replace an ``nn.Linear`` head."""
@@ -390,6 +386,10 @@ class MatrixLayer(OutputLayer):
         of any optimizer inside raises StaleLabels at the end.
         """
         return self._cache.shared(self, self.labels)
+
+    def label_kernel_summary(self) -> list[str]:
+        """Which kernels encode the labels, and why, if there is a choice."""
+        return []
 
     def kernel_summary(self, tokens: int) -> list[str]:
         loss = self.loss_kernel_summary(tokens, self.vocabulary_size)

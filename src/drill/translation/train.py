@@ -160,7 +160,7 @@ class TranslationTask(Task):
             if isinstance(layer, MatrixLayer):
                 parts += layer.kernel_summary(self.options.max_tokens)
             else:  # smoothed, it has a loss of its own
-                parts += layer.label_kernel_summary()
+                parts += layer.matrix.label_kernel_summary()
         blocker = self._capture_blocker()
         how = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
         return [*parts, f"batches {how}"]

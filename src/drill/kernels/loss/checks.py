@@ -24,10 +24,10 @@ def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -
             f"{name}: hidden {tuple(hidden.shape)} does not end in the width {weight.shape[1]} "
             f"of weight {tuple(weight.shape)}; project hidden to {weight.shape[1]} first"
         )
-    check_operand(name, hidden, "weight", weight)
+    _check_operand(name, hidden, "weight", weight)
     if bias is not None:
         if bias.dtype == torch.float64:
-            check_operand(name, hidden, "bias", bias)  # narrower ones are added to float32 logits
+            _check_operand(name, hidden, "bias", bias)  # narrower ones are added to float32 logits
         _check_device(name, hidden, "bias", bias)
         if bias.shape != weight.shape[:1]:
             raise ValueError(
@@ -37,14 +37,12 @@ def check_head(name: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -
             )
 
 
-def check_operand(
-    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
-) -> None:
+def _check_operand(name: str, hidden: Tensor, what: str, tensor: Tensor) -> None:
     """Raise unless a product of the two can run: same device, and a dtype in common."""
-    _check_device(name, hidden, what, tensor, called)
+    _check_device(name, hidden, what, tensor)
     if tensor.dtype == hidden.dtype:
         return
-    pair = f"{name}: {called} is {hidden.dtype} but {what} {tensor.dtype}"
+    pair = f"{name}: hidden is {hidden.dtype} but {what} {tensor.dtype}"
     left = next((d for d in (hidden.dtype, tensor.dtype) if d not in _AUTOCAST), None)
     if not autocast_on(hidden.device):
         autocast = ", or run under torch.autocast" if left is None else ""
@@ -115,11 +113,9 @@ def check_range(
     )
 
 
-def _check_device(
-    name: str, hidden: Tensor, what: str, tensor: Tensor, called: str = "hidden"
-) -> None:
+def _check_device(name: str, hidden: Tensor, what: str, tensor: Tensor) -> None:
     if tensor.device != hidden.device:
         raise ValueError(
-            f"{name}: {called} is on {hidden.device} but {what} on {tensor.device}; "
-            "move one with .to()"
+            f"{name}: hidden is on {hidden.device} but {what} on {tensor.device}; move one with "
+            ".to()"
         )

@@ -75,9 +75,6 @@ class WrappingLayer(OutputLayer):
             "are encoded once"
         )
 
-    def label_kernel_summary(self) -> list[str]:
-        return self.layer.label_kernel_summary()
-
     def cached_labels(self) -> AbstractContextManager[None]:
         return self.layer.cached_labels()
 

@@ -20,7 +20,7 @@ from drill.layers.losses import LossOptions, head_nll
 from drill.layers.wrappers.base import blockwise_nll
 
 
-class Head(nn.Module):
+class AttachedHead(nn.Module):
     """An output layer: ``head(hidden)`` has its logits, ``head(hidden, targets)`` its loss.
 
     What makes ``weight``, a call or the submodules mean something else, who sets it, and why:
@@ -158,7 +158,7 @@ class Head(nn.Module):
         super().__setstate__(state)
         self._register()  # a copy has its own number
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "AttachedHead":
         # A copy of the model has its own embedding by now; a copy of the head alone (PEFT) shares.
         if self.shared:
             embedding = vars(self.matrix)["embedding"]
@@ -170,7 +170,7 @@ class Head(nn.Module):
 
 
 _numbers = itertools.count()
-_heads: WeakValueDictionary[int, Head] = WeakValueDictionary()
+_heads: WeakValueDictionary[int, AttachedHead] = WeakValueDictionary()
 
 
 @library.custom_op(
