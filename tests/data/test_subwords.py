@@ -137,16 +137,6 @@ def test_a_damaged_file_is_named(subwords, tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe", b"[]", b"3", b"null", b"[" * 100_000])
-def test_bytes_that_are_no_subwords_are_named(tmp_path, raw):
-    path = tmp_path / "odd.json"
-    with pytest.raises(DataError, match=r"odd\.json: cannot be read"):
-        Subwords.load(path)
-    path.write_bytes(raw)
-    with pytest.raises(DataError, match=r"odd\.json: "):
-        Subwords.load(path)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "fault"),
     [

@@ -4,17 +4,14 @@ import copy
 import inspect
 import math
 import pickle
-from fractions import Fraction
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drill.kernels.loss.checks import IGNORE_INDEX
-from drill.kernels.loss.nll import check_settings
 from drill.layers import (
     LAYERS,
     AdaptiveSoftmax,
@@ -198,20 +195,6 @@ def test_nll_is_the_cross_entropy_of_log_probs(name, smoothing, impl):
 def test_targets_may_have_any_integer_dtype(name, dtype):
     layer, hidden, targets = given(name, 6)
     assert layer.nll(hidden, targets.to(dtype)) == layer.nll(hidden, targets)
-
-
-@pytest.mark.parametrize("smoothing", [np.int64(0), np.float32(0.1), Fraction(1, 10)])
-@one_of_each_layer
-def test_settings_may_be_numbers_of_numpy(name, smoothing):
-    layer, hidden, targets = given(name, 3, 2)
-    theirs = {"label_smoothing": smoothing, "memory": np.uint32(2**31), "ignore_index": np.int8(7)}
-    plain = check_settings("mean", impl="chunked", **theirs)
-    assert [type(number) for number in plain] == [float, int, int]  # kernels take no others
-    found = layer.nll(hidden, targets, **theirs, impl="chunked")
-    options = {"label_smoothing": float(smoothing), "memory": 2**31, "ignore_index": 7}
-    truth = layer.nll(hidden, targets, **options, impl="chunked")
-    assert torch.equal(found, truth)
-    found.backward()
 
 
 @pytest.mark.parametrize("name", UNFOLDABLE)

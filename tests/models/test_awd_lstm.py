@@ -103,20 +103,6 @@ def test_weight_drop_is_elementwise_on_hh_and_gradients_vanish_where_it_drops(mo
             assert (getattr(lstm, name).grad != 0).all()
 
 
-def test_the_recurrent_weight_is_one_parameter_in_every_mode():
-    encoder, ids = make(weight_drop=0.5), text()
-    names = [n for n, _ in encoder.named_parameters()]
-    kinds = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
-    assert names == ["embedding.weight", *(f"lstms.{i}.{k}" for i in range(3) for k in kinds)]
-    before = dict(encoder.named_parameters())
-    encoder(ids)
-    encoder.eval()(ids)
-    encoder.train()(ids)
-    after = dict(encoder.named_parameters())
-    assert list(after) == list(encoder.state_dict()) == names
-    assert all(before[n] is after[n] for n in names)
-
-
 @pytest.mark.gpu
 def test_weight_drop_on_cudnn_is_active_and_never_warns():
     encoder = make(dtype=torch.float32, weight_drop=0.5).cuda()

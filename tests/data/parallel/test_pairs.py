@@ -1,13 +1,11 @@
 """Encoded pairs: every line has its place, and filters count what they drop."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from drill.data import DataError, Filters, ParallelText, Subwords
 from drill.data import encode_pairs as encode
-from drill.data.parallel.pairs import CHUNK, KEEP_ALL
+from drill.data.parallel.pairs import CHUNK
 from drill.errors import ArgumentError
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
@@ -46,18 +44,6 @@ def test_each_filter_counts_what_it_drops():
     assert pairs.describe_filtered() == (
         "3 of 9 pairs kept; dropped: 2 empty, 1 duplicate, 1 short, 1 long, 1 ratio"
     )
-
-
-@pytest.mark.parametrize(
-    ("filters", "kept"),
-    [
-        (KEEP_ALL, 9), (replace(KEEP_ALL, minimum=1), 7), (replace(KEEP_ALL, maximum=12), 8),
-        (replace(KEEP_ALL, maximum=11), 7), (replace(KEEP_ALL, ratio=4.0), 9),
-        (replace(KEEP_ALL, ratio=3.9), 8), (replace(KEEP_ALL, deduplicate=True), 8),
-    ],
-)  # fmt: skip
-def test_one_filter_alone(filters, kept):
-    assert len(encode(TEXT, SUBWORDS, filters)) == kept
 
 
 def test_duplicates_are_found_across_chunks_and_progress_is_reported():

@@ -1,8 +1,6 @@
 """Corpora: own text in folders and files, standard ones by name, and their counts."""
 
-import gzip
 import hashlib
-import lzma
 import os
 import sys
 from pathlib import Path
@@ -70,17 +68,6 @@ def test_own_words_come_from_the_training_text_alone(folder, tmp_path):
     ids = corpus.encode(vocabulary, cache=tmp_path / "cache")
     assert vocabulary.decode(ids.valid) == [f"a {UNK}", ""]
     assert all(np.array_equal(x, y) for x, y in zip(ids, corpus.encode(vocabulary), strict=True))
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
-def test_a_packed_text_is_the_text_inside(tmp_path, pack):
-    (tmp_path / "plain.txt").write_text("the lamp is lit\n" * 10)
-    packed = tmp_path / "plain.packed"
-    packed.write_bytes(pack((tmp_path / "plain.txt").read_bytes()))
-    assert corpus_from_file(packed) == corpus_from_file(tmp_path / "plain.txt")
-    packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"plain.packed: cannot be read .*get the file again"):
-        corpus_from_file(packed)
 
 
 def test_a_folder_that_does_not_fit_is_named(folder):

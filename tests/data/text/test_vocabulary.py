@@ -97,11 +97,6 @@ def test_save_and_load_are_inverse(tmp_path_factory, lines):
 )
 def test_a_damaged_file_is_named(tmp_path, content, fault):
     path = tmp_path / "vocabulary.json"
-    with pytest.raises(DataError, match=r"vocabulary\.json: cannot be read"):
-        Vocabulary.load(path)
-    path.write_text("{")
-    with pytest.raises(DataError, match=r"vocabulary\.json: is not JSON"):
-        Vocabulary.load(path)
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=fault) as caught:
         Vocabulary.load(path)
