@@ -8,11 +8,8 @@ from torch import Tensor, nn
 
 from drill.layers import AdaptiveSoftmax, FullSoftmax, StaleLabels, TiedSoftmax
 from tests.layers.table import V, batch, gradients, make
-from tests.layers.test_contract import by_hand
 from tests.layers.test_sampled import COUNTS, RANKED, RANKINGS
 
-CUTOFFS = pytest.mark.parametrize("cutoffs", [[1], [4], [V - 1], [3, 7], [1, 2, 10]], ids=str)
-FACTORS = pytest.mark.parametrize("factor", [1.0, 4.0])
 ALL = torch.arange(V)
 
 
@@ -22,21 +19,6 @@ def adaptive(name: str = "deep residual 2", cutoffs=(3, 7), **options) -> Adapti
     layer = AdaptiveSoftmax(make(name, torch.float64), list(cutoffs), **options)
     nn.init.uniform_(layer.cluster_bias, -0.7, 0.7)
     return layer.eval()
-
-
-@FACTORS
-@CUTOFFS
-@RANKINGS
-def test_log_probs_follow_the_equations_and_nll_gathers_them(counts, cutoffs, factor):
-    layer = adaptive(cutoffs=cutoffs, reduction_factor=factor, counts=counts)
-    hidden, _ = batch(layer, V)
-    found = layer.log_probs(hidden)
-    torch.testing.assert_close(found, by_hand(layer, hidden))
-    torch.testing.assert_close(found.exp().sum(1), torch.ones(V, dtype=torch.float64))
-    assert torch.equal(layer(hidden), found)
-    for impl in ("reference", "chunked"):
-        losses = layer.nll(hidden, ALL, reduction="none", impl=impl)
-        torch.testing.assert_close(losses, -found.diag())
 
 
 @pytest.mark.parametrize("cutoffs", [[5], [5, 9], [2, 9, 20]], ids=str)

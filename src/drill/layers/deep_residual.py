@@ -15,7 +15,7 @@ Options beyond the paper, which may be combined:
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,7 @@ class DeepResidual(MatrixLayer):
         self.depth = depth
         self.residual = residual
         self.residual_between = residual_between
-        self.impl: Any = one_of(name, "impl", impl, get_args(EncoderImplementation))
+        self.impl = one_of(name, "impl", impl, get_args(EncoderImplementation))
         self.gate = one_of(name, "gate", gate, get_args(Gate))
         self.gate_count = check_positive(name, "gate_count", gate_count)
         maps = [

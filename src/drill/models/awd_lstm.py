@@ -112,12 +112,10 @@ class AwdLstm(Encoder):
         self.dropout_hidden = check_fraction(name, "dropout_hidden", dropout_hidden)
         self.dropout_output = check_fraction(name, "dropout_output", dropout_output)
         self.dropout_state = check_fraction(name, "dropout_state", dropout_state)
-        one_of(name, "dropout_masks", dropout_masks, get_args(Masks))
-        self.dropout_masks: Masks = dropout_masks
+        self.dropout_masks = one_of(name, "dropout_masks", dropout_masks, get_args(Masks))
         self.weight_drop = check_fraction(name, "weight_drop", weight_drop)
         self.cap_input_gate = cap_input_gate
-        one_of(name, "impl", impl, IMPLEMENTATIONS)
-        self.impl: Implementation = impl
+        self.impl = one_of(name, "impl", impl, IMPLEMENTATIONS)
         self._dropping = True
         factory = factory_kwargs(embedding)
         lstms = [nn.LSTM(d_in, d_out, **factory) for d_in, d_out in pairwise([d, *widths])]

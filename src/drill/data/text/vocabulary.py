@@ -140,8 +140,6 @@ class Vocabulary:
             return NotImplemented
         return self.words == other.words and np.array_equal(self.counts, other.counts)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} {self.unit})"
 
@@ -277,8 +275,6 @@ class SubwordVocabulary(Vocabulary):
         if not isinstance(other, SubwordVocabulary):
             return False
         return self.subwords == other.subwords and np.array_equal(self.counts, other.counts)
-
-    __hash__ = None
 
     @property
     def fingerprint(self) -> str:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import TypeVar
 
 from drill.errors import require
+
+Name = TypeVar("Name", bound=str)
 
 
 def require_type(
@@ -22,6 +25,6 @@ def is_integer(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def one_of(owner: str, name: str, value: str, known: Sequence[str]) -> str:
+def one_of(owner: str, name: str, value: Name, known: Sequence[str]) -> Name:
     require(value in known, owner, name, f"one of {', '.join(known)}", value)
     return value

@@ -113,8 +113,7 @@ class Transformer(nn.Module):
         self.output_size = d
         self.dropout = check_fraction(name, "dropout", dropout)
         self.norm = one_of(name, "norm", norm, get_args(Norm))
-        one_of(name, "impl", impl, SUBLAYER_IMPLEMENTATIONS)
-        self.impl: SublayerImplementation = impl
+        self.impl = one_of(name, "impl", impl, SUBLAYER_IMPLEMENTATIONS)
         self.pad = check_integer(name, "pad", pad, minimum=0)
         words = min(source_embedding.num_embeddings, target_embedding.num_embeddings)
         require(pad < words, name, "pad", f"a row of both embeddings, below {words}", pad)
