@@ -10,6 +10,7 @@ Shape legend:
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,19 +46,23 @@ class Residual(nn.Module):
         return self.norm(x + F.dropout(part(x), self.dropout, self.training))
 
 
+class BlockOptions(NamedTuple):
+    """What all blocks of a Transformer have in common."""
+
+    width: int
+    heads: int
+    inner: int
+    dropout: float
+    attention_dropout: float
+    norm_first: bool
+
+
 class EncoderBlock(nn.Module):
     """Self-attention, then the feed-forward network."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        inner: int,
-        dropout: float,
-        attention_dropout: float,
-        norm_first: bool,
-    ) -> None:
+    def __init__(self, options: BlockOptions) -> None:
         super().__init__()
+        width, heads, inner, dropout, attention_dropout, norm_first = options
         self.attention = SelfAttention(width, heads, attention_dropout)
         self.feedforward = FeedForward(width, inner, dropout)
         self.around_attention = Residual(width, dropout, norm_first)
@@ -72,16 +77,9 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Causal self-attention, attention to the source, then the feed-forward network."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        inner: int,
-        dropout: float,
-        attention_dropout: float,
-        norm_first: bool,
-    ) -> None:
+    def __init__(self, options: BlockOptions) -> None:
         super().__init__()
+        width, heads, inner, dropout, attention_dropout, norm_first = options
         self.attention = SelfAttention(width, heads, attention_dropout)
         self.source_attention = CrossAttention(width, heads, attention_dropout)
         self.feedforward = FeedForward(width, inner, dropout)

@@ -23,7 +23,7 @@ from drill.kernels.transformer.residual_norm import (
     SublayerImplementation,
 )
 from drill.layers.checks import check_fraction, check_integer
-from drill.models.transformer.blocks import DecoderBlock, EncoderBlock
+from drill.models.transformer.blocks import BlockOptions, DecoderBlock, EncoderBlock
 from drill.models.transformer.decoding_cache import KeyValueCache
 from drill.models.transformer.fused_blocks import fused_blocks
 
@@ -120,11 +120,11 @@ class Transformer(nn.Module):
         of_attention = dropout if attention_dropout is None else attention_dropout
         check_fraction(name, "attention_dropout", of_attention)
         feedforward = check_integer(name, "feedforward", feedforward)
-        block = (d, heads, feedforward, dropout, of_attention, norm == "pre")
+        options = BlockOptions(d, heads, feedforward, dropout, of_attention, norm == "pre")
         depth = range(check_integer(name, "layers", layers))
         with source_embedding.weight.device:
-            encoder = nn.ModuleList(EncoderBlock(*block) for _ in depth)
-            decoder = nn.ModuleList(DecoderBlock(*block) for _ in depth)
+            encoder = nn.ModuleList(EncoderBlock(options) for _ in depth)
+            decoder = nn.ModuleList(DecoderBlock(options) for _ in depth)
             # After the last residual of a "pre" model nothing has been normed yet.
             ends = [nn.LayerNorm(d) if norm == "pre" else nn.Identity() for _ in range(2)]
         self.encoder = cast(Sequence[EncoderBlock], encoder)
