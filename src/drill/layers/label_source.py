@@ -111,11 +111,9 @@ def checked_rows(
     name: str, source: nn.Embedding | LabelSource, rows: Tensor, check: bool
 ) -> Tensor:
     """``rows`` (R,) as int64; with ``check`` IndexError unless each is a label."""
-    if rows.dim() != 1 or rows.dtype == torch.bool or rows.is_floating_point():
-        raise TypeError(
-            f"{name}: rows must be label ids of shape (R,), got {rows.dtype} of shape "
-            f"{tuple(rows.shape)}"
-        )
+    whole = rows.dim() == 1 and rows.dtype != torch.bool and not rows.is_floating_point()
+    given = rows.dtype, tuple(rows.shape)
+    require(whole, name, "rows", "label ids of shape (R,)", given, TypeError)
     rows = rows.long()
     if check:
         check_range(name, rows, label_count(source), what="rows")

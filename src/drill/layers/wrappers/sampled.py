@@ -110,11 +110,10 @@ class SampledSoftmax(WrappingLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """log Z_hat - l_target (...), contexts (N, k) and the targets' labels (N, k)."""
         name, V = type(self).__name__, self.vocabulary_size
-        _, ignore_index, label_smoothing, _, _, check = options
-        if label_smoothing:
+        if options.label_smoothing:
             raise ValueError(
-                f"{name}: label_smoothing={label_smoothing} needs the probabilities of all labels; "
-                "train with label_smoothing=0, or train the wrapped layer"
+                f"{name}: label_smoothing={options.label_smoothing} needs the probabilities of all "
+                "labels; train with label_smoothing=0, or train the wrapped layer"
             )
         if self.layer.bias is not None and len(self.layer.bias) != V:
             raise ValueError(
@@ -125,14 +124,14 @@ class SampledSoftmax(WrappingLayer):
         flat = targets.reshape(-1)  # (N,)
         ranks = self.sample(self.samples, hidden.device)  # (S,)
         drawn = self.ranking.labels_of(ranks)
-        ignored = flat == ignore_index
+        ignored = flat == options.ignore_index
         outside = ~ignored & ((flat < 0) | (flat >= V))
         # A token without a target uses a drawn label, so that no other row is encoded for it.
         known = torch.where(ignored | outside, drawn[0], flat)
 
         context = self.layer.context(hidden).reshape(-1, self.layer.joint_size)  # (N, k)
         ids = torch.cat([known, drawn])  # (N + S,)
-        Y, inverse = self._encode(ids, check)  # (R, k), (N + S,)
+        Y, inverse = self._encode(ids, options.check)  # (R, k), (N + S,)
         check_head(name, context, Y, None)
         # Gathered in float32, as the bias below: gradients of repeated labels are summed in it.
         wide = upcast(Y)
