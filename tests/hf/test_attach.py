@@ -420,7 +420,7 @@ INNER = [
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),
         ({"layer": "tied", "depth": 1}, TypeError, "TiedSoftmax.*'depth'"),
         ({"layer": "tied", "inner": {}}, TypeError, "inner"),
-        ({"gate": "frequency", "counts": {0: 3}}, ValueError, "counts"),
+        ({"gate": "frequency", "counts": [3]}, ValueError, "counts"),
         ({"tie": True}, ValueError, "tie"),
         ({"memory": 0}, ValueError, "memory"),
     ],

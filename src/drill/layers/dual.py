@@ -57,15 +57,16 @@ class DualNonlinear(MatrixLayer):
             require(k == d_h, name, "joint_size", f"hidden_size {d_h} with residual=True", k)
         super().__init__(embedding, d_h, bias, joint_size=k)
         self.residual = residual
-        shared: dict[str, Any] = {
+        options: dict[str, Any] = {
             "activation": activation,
+            "locked": locked,
+            "dropout_at": dropout_at,
             "init_range": init_range,
             "map_bias": map_bias,
             **factory_kwargs(embedding),
         }
-        drop: dict[str, Any] = {"dropout": dropout, "locked": locked, "dropout_at": dropout_at}
-        self.label_map = LabelMap(d, k, **drop, **shared)
-        self.context_map = LabelMap(d_h, k, **shared)  # the model's encoder has its own dropout
+        self.label_map = LabelMap(d, k, dropout=dropout, **options)
+        self.context_map = LabelMap(d_h, k, **options)  # the model's encoder has its own dropout
 
     def labels(self, rows: Tensor | None = None, check: bool = True) -> Tensor:
         E = self.label_rows(rows, check)  # (V, d)
