@@ -280,6 +280,22 @@ def test_first_steps_do_not_count_for_the_time_left(tmp_path, monkeypatch):
     assert all(0.0 <= each < 3 * planned for each in left[2:])
 
 
+def test_time_left_counts_the_last_validation_and_the_test(tmp_path, monkeypatch):
+    monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
+    seconds, reports = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
+
+    def show(report: Progress) -> None:
+        reports.append(report)
+        seconds[0] += 1.0 if report.work is None else 50.0
+
+    small_run(tmp_path, epochs=2, progress=show)
+    *_, last = (each for each in reports if each.work is None and each.row is None)
+    validation = 50.0 * sum(each.work == "validation" for each in reports) / 2
+    assert last.epoch == 2
+    assert 2.0 * validation <= last.seconds_left < 2.5 * validation
+
+
 def test_frozen_parameters_are_not_trained(tmp_path):
     model = small_model("deep-residual")
     model.encoder.embedding.weight.requires_grad_(False)

@@ -229,6 +229,7 @@ def validate(task: Task, reporter: "Reporter", kind: str) -> float:
     """Copy the weights if they are the best so far, write the row of metrics; gives the loss."""
     state, optimizer, world = task.state, task.optimizer, task.world
     averaged = optimizer.averaging
+    start = time.monotonic()
     with optimizer.averaged_weights():
         found = None
         if world.is_main or task.sharded:
@@ -241,6 +242,7 @@ def validate(task: Task, reporter: "Reporter", kind: str) -> float:
     row["kind"] = kind
     if world.is_main:
         task.run.append(row)
+    reporter.validation_seconds = time.monotonic() - start
     reporter.report(row)
     return score.loss
 
@@ -267,6 +269,7 @@ class Reporter:
         self._shown = time.monotonic()
         self._start = self._shown, self.state.progress()
         self._warm_up_ends = self.state.step + WARM_UP_STEPS
+        self.validation_seconds = 0.0  # of the last one
 
     def report(self, row: dict[str, Any] | None = None) -> None:
         """Called after every step, and with the row of each validation."""
@@ -305,11 +308,16 @@ class Reporter:
             self.progress(replace(report, **more))
 
     def _seconds_left(self) -> float:
-        """As long as this process has taken for the same share of the run, validations included."""
+        """As long as this process has taken for the same share of the run, validations included.
+
+        The last validation and the test are still to come: each as long as a validation before.
+        """
         start, before = self._start
         done = self.state.progress()
+        if done <= before:
+            return math.inf
         seconds = time.monotonic() - start
-        return seconds * max(0.0, 1.0 - done) / (done - before) if done > before else math.inf
+        return seconds * max(0.0, 1.0 - done) / (done - before) + 2.0 * self.validation_seconds
 
 
 # -- divergence -----------------------------------------------------------------------------------
