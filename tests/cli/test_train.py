@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -95,16 +96,19 @@ def test_the_log_of_training_is_shown(run_cli, monkeypatch, quiet):
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_ctrl_c_has_its_exit_status(run_cli, monkeypatch, finished):
+@pytest.mark.parametrize(
+    ("number", "status"), [(None, 130), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_has_its_exit_status(run_cli, monkeypatch, finished, number, status):
     """Also when the run had just finished."""
 
     def interrupted(settings, folder, **options):
         scores = Perplexity(100.0, 50, 1) if finished else None
-        return Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True)
+        return Outcome(finished, 2, 1, scores, scores, 1.0, interrupted=True, signal=number)
 
     monkeypatch.setattr("drill.tasks.train", interrupted)
     code, out, _ = run_cli(*TINY, "-q")
-    assert code == 130
+    assert code == status
     assert ("runs/tiny: valid perplexity 7.39  test perplexity 7.39" in out) is finished
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the command and exit: 0, 1 (a DrillError), 2 (usage), 70 (a bug), 130 (Ctrl-C)."""
+    """Run the command and exit: 0, 1 (a DrillError), 2 (usage), 70 (a bug), 128 + n (signal n)."""
     try:
         try:
             _run()

@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -71,7 +72,7 @@ def demo(
             )
         if not outcome.finished or outcome.interrupted:
             note("stopped; all is saved, the same command resumes")
-            raise Exit(130)
+            raise Exit(128 + (outcome.signal or signal.SIGINT))
         trained[name] = load_language_model(runs / name, device="cpu")
 
     note("reading the test books")

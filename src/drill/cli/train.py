@@ -3,6 +3,7 @@
 import logging
 import os
 import shlex
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,7 +98,7 @@ def finetune(
 
 
 def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None:
-    """Train; exits with 130 if interrupted, also in the last seconds of a run that finished."""
+    """Train; an interrupted run exits as its signal does, even if it has just finished."""
     from drill import tasks
 
     main = _is_main_process()
@@ -119,7 +120,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None
     if main:
         _print_outcome(outcome, folder)
     if not outcome.finished or outcome.interrupted:
-        raise Exit(130)
+        raise Exit(128 + (outcome.signal or signal.SIGINT))
 
 
 def _is_main_process() -> bool:
