@@ -59,7 +59,6 @@ class ScheduledOptimizer(abc.ABC):
         self.current_lr = self.lr  # of the last full-length step, which a schedule may change
         self.maps_differ = self.map_lr_scale != 1.0
         self.parameters: dict[str, nn.Parameter] = {}
-        self.optimizer: Optimizer | None = None
         self.late_average: WeightAverage | None = None  # of late iterates, where there is one
 
     def check(self, key: str, ok: bool, wanted: str) -> None:
@@ -87,12 +86,7 @@ class ScheduledOptimizer(abc.ABC):
         self.parameters = {name: p for name, p in named if p.requires_grad}
         if not self.parameters:
             raise ValueError(f"{type(self).__name__}: the model has no parameter to train")
-        self.optimizer = self.build()
-
-    def _built(self) -> Optimizer:
-        if self.optimizer is None:
-            raise RuntimeError(f"{type(self).__name__}: call setup(model.named_parameters()) first")
-        return self.optimizer
+        self.optimizer: Optimizer = self.build()
 
     def groups(
         self, named: Mapping[str, nn.Parameter], decays: bool = True
@@ -125,11 +119,10 @@ class ScheduledOptimizer(abc.ABC):
 
     def prepare_step(self, sampled_length: int, bptt: int, progress: float) -> None:
         """The host's half of a step: rates, and counts of averages."""
-        optimizer = self._built()
         self.prepare(progress)
         self.current_lr = self.rate(progress)
         rate = self.current_lr * sampled_length / bptt
-        for group in optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             own = rate * self.map_lr_scale if "maps" in group else rate
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(own)  # where a captured step reads it
@@ -140,11 +133,10 @@ class ScheduledOptimizer(abc.ABC):
 
     def apply_step(self) -> None:
         """The device's half: clip, step, drop the gradients, average."""
-        optimizer = self._built()
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         if self._late is not None:
             self._late.add()
 
@@ -161,7 +153,7 @@ class ScheduledOptimizer(abc.ABC):
 
     def mark_replayed(self) -> None:
         """Count a replayed ``apply_step`` as a change of the tensors: torch did not see it."""
-        state = self._built().state
+        state = self.optimizer.state
         values = [each for entries in state.values() for each in entries.values()]
         increment_version(
             [*self.parameters.values(), *(each for each in values if isinstance(each, Tensor))]
@@ -205,7 +197,7 @@ class ScheduledOptimizer(abc.ABC):
     def state_dict(self) -> dict[str, Any]:
         """Tensors of the torch optimizer and averages as ``<parameter>/<key>``, and numbers that
         JSON holds exactly; ``split_tensors`` separates them."""
-        state = self._built().state
+        state = self.optimizer.state
         found: dict[str, Any] = {"optimizer": {}}
         for name, p in self.parameters.items():
             tensors, found["optimizer"][name] = split_tensors(state.get(p, {}))
@@ -221,7 +213,7 @@ class ScheduledOptimizer(abc.ABC):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load a ``state_dict``."""
-        optimizer = self._built()
+        optimizer = self.optimizer
         names = {id(p): name for name, p in self.parameters.items()}
         order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Any]] = {}

@@ -39,7 +39,7 @@ class FusedSgd(ScheduledOptimizer):
         trained = list(self.parameters.values())
         self._blocker = sgd_step.unsupported_reason(trained)
         self._fused = self._blocker is None
-        groups = len(self._built().param_groups)
+        groups = len(self.optimizer.param_groups)
         # Of each group: rate and share of the average.
         self._numbers = torch.zeros((groups, 2), dtype=torch.float32, device=trained[0].device)
         if trained[0].is_cuda and not self._fused:
@@ -54,8 +54,7 @@ class FusedSgd(ScheduledOptimizer):
         without = [name for name, p in self.parameters.items() if p.grad is None]
         if without:
             return f"{without[0]} has no gradient"
-        optimizer = self._built()
-        if isinstance(optimizer, AveragedSgd) and not optimizer.even():
+        if isinstance(self.optimizer, AveragedSgd) and not self.optimizer.even():
             return "some parameters were left out of an earlier step"
         return None
 
@@ -63,12 +62,11 @@ class FusedSgd(ScheduledOptimizer):
         super().prepare_step(sampled_length, bptt, progress)
         if not self._fused:
             return
-        optimizer = self._built()
-        if isinstance(optimizer, AveragedSgd):
-            numbers = optimizer.advance()
+        if isinstance(self.optimizer, AveragedSgd):
+            numbers = self.optimizer.advance()
         else:
             share = 0.0 if self._late is None else self._late.share()
-            numbers = [(group["lr"], share) for group in optimizer.param_groups]
+            numbers = [(group["lr"], share) for group in self.optimizer.param_groups]
         for own, (rate, share) in zip(self._numbers, numbers, strict=True):
             own[0].fill_(rate)
             own[1].fill_(share)
@@ -77,7 +75,7 @@ class FusedSgd(ScheduledOptimizer):
         if not self._fused:
             super().apply_step()
             return
-        optimizer, averages = self._built(), self.averages()
+        optimizer, averages = self.optimizer, self.averages()
         groups = [
             sgd_step.Group(
                 group["params"],
