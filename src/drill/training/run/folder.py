@@ -105,17 +105,10 @@ class RunFolder:
         return any(path.exists() for path in (self.last, self.best, self.metrics))
 
     def check_run(self, otherwise: str = A_RUN) -> None:
-        """Raise RunFolderError for a folder without a run, or with files that cannot be read."""
+        """Raise RunFolderError for a folder without a run."""
         if not self.recipe.exists():
             near = nearest_run(self.path, otherwise)
             raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){near}")
-        self.check_files()
-
-    def check_files(self) -> None:
-        """Raise RunFolderError for pipes and devices, which would keep a reader waiting."""
-        for path in (*self.path.glob("*"), *self.last.parent.glob("*")):
-            if path.exists() and not (path.is_file() or path.is_dir()):
-                raise RunFolderError(f"{path}: is not a regular file; remove it")
 
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

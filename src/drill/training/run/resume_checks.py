@@ -44,7 +44,6 @@ def check_resume(settings: Settings, run: RunFolder) -> bool:
 
     It has a run of other settings, or one whose result would be lost.
     """
-    run.check_files()
     begun = run.last.exists() or run.best.exists()
     if not begun or not run.recipe.exists():
         return begun
