@@ -31,7 +31,7 @@ class CaptureError(DrillError, RuntimeError):
 
 
 class CheckpointError(DrillError, RuntimeError):
-    """A checkpoint that cannot be written or read."""
+    """A checkpoint that cannot be read."""
 
 
 class DataError(DrillError, ValueError):

@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int], None]
 class WriteError(DrillError, OSError):
     """A file that could not be written; ``reason`` says why."""
 
-    hint = "check the path, its permissions and the free disk space"
+    hint = "check the path, its permissions and the free disk space, then repeat the command"
 
     def __init__(self, path: Path, cause: OSError) -> None:
         self.reason = cause.strerror or str(cause)
@@ -175,15 +175,18 @@ def remove_parts(path: Path) -> None:
 
 def append_line(path: Path, line: bytes) -> None:
     """Append to a file, all or nothing; the line is on disk when this returns."""
-    with path.open("ab", buffering=0) as stream:
-        size, left = os.fstat(stream.fileno()).st_size, memoryview(line)
-        try:
-            while left:
-                left = left[stream.write(left) :]
-            os.fsync(stream.fileno())
-        except OSError:
-            stream.truncate(size)
-            raise
+    try:
+        with path.open("ab", buffering=0) as stream:
+            size, left = os.fstat(stream.fileno()).st_size, memoryview(line)
+            try:
+                while left:
+                    left = left[stream.write(left) :]
+                os.fsync(stream.fileno())
+            except OSError:
+                stream.truncate(size)
+                raise
+    except OSError as error:
+        raise WriteError(path, error) from error
 
 
 def sha256(path: Path) -> str:

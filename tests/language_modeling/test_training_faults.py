@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from drill.errors import CheckpointError, Diverged, RunFolderError
+from drill.errors import Diverged
+from drill.files import WriteError
 from drill.kernels.runtime import stalls
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
@@ -114,7 +115,7 @@ def test_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     folder = RunFolder(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_write", full_from(count, checkpoint._write))
-        with pytest.raises(CheckpointError, match="No space left on device") as caught:
+        with pytest.raises(WriteError, match="No space left on device") as caught:
             small_run(folder.path, "deep-residual", checkpoint_seconds=0.0)
     assert f"{getattr(folder, file)}: cannot be written" in str(caught.value)
     assert not list(folder.path.rglob("*.tmp"))
@@ -128,7 +129,7 @@ def test_full_disk_of_metrics_is_named(tmp_path, monkeypatch):
     assert not small_run(tmp_path, optimizer=interrupted_after(12, "sgd")).finished
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_from(1, os.fsync))  # no checkpoint is due before the row
-        with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
+        with pytest.raises(WriteError, match=r"metrics\.jsonl"):
             small_run(tmp_path)
     small_run(tmp_path)
     assert unlike(all_of(tmp_path), finished(small_run)) == []

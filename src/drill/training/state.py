@@ -17,7 +17,7 @@ from drill.training.optim import NonMonotonicTrigger, ScheduledOptimizer
 from drill.training.options import ended_by, used_limits
 from drill.training.progress import perplexity_of
 from drill.training.run import checkpoint
-from drill.training.run.folder import RunFolder
+from drill.training.run.folder import RunFolder, readable
 
 logger = logging.getLogger("drill")
 
@@ -269,7 +269,7 @@ class TrainingState(abc.ABC):
         if found is None:
             return False
         tensors, numbers = found
-        with run.reading_last():
+        with readable(run.last, checkpoint.HINT):
             if numbers["text"] != self.data_checksum:
                 raise RunFolderError(
                     f"{run.path}: the text has changed since this run was saved; restore it, or "

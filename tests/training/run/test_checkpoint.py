@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drill.errors import CheckpointError
+from drill.files import WriteError
 from drill.layers import DeepResidual
 from drill.models import AwdLstm
 from drill.models.language_model import LanguageModel
@@ -105,7 +106,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(path, mon
             patch.setattr(checkpoint, "_write", write)
         else:
             patch.setattr(os, place, disk_full)
-        with pytest.raises(CheckpointError, match="No space left on device") as caught:
+        with pytest.raises(WriteError, match="No space left on device") as caught:
             save(path, {"a": torch.zeros(10**6)}, {"step": 2})
     assert str(path) in str(caught.value)
     assert path.read_bytes() == before

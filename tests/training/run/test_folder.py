@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from drill.errors import RunFolderError
+from drill.files import WriteError
 from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import NO_LOCKS, RunFolder
 from tests.helpers.files import disk_full
@@ -190,8 +191,8 @@ def test_a_full_disk_is_named_with_the_file(folder, monkeypatch):
     folder.write_json(folder.environment, {"drill": "0.1.0"})
     before = folder.environment.read_bytes()
     monkeypatch.setattr(os, "fsync", disk_full)
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl: cannot be written \(No space"):
+    with pytest.raises(WriteError, match=r"metrics\.jsonl: cannot be written \(No space"):
         folder.append(ROW)
-    with pytest.raises(RunFolderError, match=r"environment\.json: cannot be written \(No space"):
+    with pytest.raises(WriteError, match=r"environment\.json: cannot be written \(No space"):
         folder.write_json(folder.environment, {})
     assert folder.environment.read_bytes() == before

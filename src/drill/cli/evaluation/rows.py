@@ -16,8 +16,8 @@ from drill.cli.display import counting, note, table_text
 from drill.cli.options import Precision, Split, Weights, as_settings_error
 from drill.data import UNK
 from drill.data.text.corpora import encode_text, read_own_text
-from drill.errors import RunFolderError, SettingsError
-from drill.files import sha256
+from drill.errors import SettingsError
+from drill.files import WriteError, sha256
 from drill.language_modeling.evaluation.frequency_bands import excluded_words, vocabulary_bands
 from drill.language_modeling.evaluation.perplexity import Perplexity, evaluate_tokens
 from drill.language_modeling.run import LanguageModelRun, load_language_model
@@ -65,14 +65,14 @@ def evaluation_rows(
     A row that could not be saved is an error at the end of the block.
     """
     about = {"run": str(run.folder.path), **run.origin.row(), "precision": precision}
-    unsaved: list[RunFolderError] = []
+    unsaved: list[WriteError] = []
 
     def add(found: EvaluationRow, text: str) -> None:
         row = {**about, **found}
         typer.echo(json_row(row) if as_json else text)
         try:
             run.folder.keep_evaluation(row)
-        except RunFolderError as error:
+        except WriteError as error:
             unsaved.append(error)
 
     yield add

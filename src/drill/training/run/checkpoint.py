@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from drill.errors import CheckpointError
-from drill.files import WriteError, atomic_write
+from drill.files import atomic_write
 
 T = TypeVar("T")
 
@@ -42,12 +42,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
         stream.write(header)
         _write(stream, values)
 
-    try:
-        atomic_write(path, fill)
-    except WriteError as error:
-        raise CheckpointError(
-            f"{error}, then run the same command: it resumes from the checkpoint before"
-        ) from None
+    atomic_write(path, fill)
 
 
 def load(path: Path, hint: str = HINT) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -88,8 +88,7 @@ def _environment(run: RunFolder, start: dict[str, Any], more: dict[str, Any]) ->
     before = run.read_environment() if run.last.exists() or run.best.exists() else None
     if before is None:
         return {**start, **more}
-    with run.reading_last():
-        step = run.last_numbers()["step"] if run.last.exists() else 0
+    step = run.last_numbers()["step"] if run.last.exists() else 0
     # An earlier resume from this step was killed before it saved anything.
     saved = [each for each in before.get("resumed", []) if each.get("from_step") != step]
     return {**before, "resumed": [*saved, {**start, "from_step": step}]}

@@ -21,15 +21,16 @@ import contextlib
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from drill.errors import CheckpointError, DrillError, RunFolderError
-from drill.files import A_RUN, WriteError, append_line, atomic_write, nearest_run, remove_parts
+from drill.files import A_RUN, append_line, atomic_write, nearest_run, remove_parts
 from drill.training.run import checkpoint
 
 logger = logging.getLogger("drill")
@@ -114,10 +115,7 @@ class RunFolder:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def write_text(self, path: Path, text: str) -> None:
-        try:
-            atomic_write(path, text.encode("utf-8"))
-        except WriteError as error:
-            raise RunFolderError(str(error)) from None
+        atomic_write(path, text.encode("utf-8"))
 
     def hypotheses(self, split: str, language: str) -> Path:
         """Translations of a split; ``*`` stands for any."""
@@ -154,14 +152,8 @@ class RunFolder:
         if not rows:
             return
         self._begin()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            append_line(self.metrics, b"".join(map(_line, rows)))
-        except OSError as error:
-            failed = WriteError(self.metrics, error)
-            raise RunFolderError(
-                f"{failed}, then run the same command: it resumes from the last checkpoint"
-            ) from None
+        self.path.mkdir(parents=True, exist_ok=True)
+        append_line(self.metrics, b"".join(map(_line, rows)))
         self._show_in_tensorboard(rows)
 
     def append_test(self, row: Mapping[str, Any]) -> None:
@@ -174,11 +166,7 @@ class RunFolder:
 
     def keep_evaluation(self, row: Mapping[str, Any]) -> None:
         """Add a row to ``evaluations.jsonl``, all or nothing."""
-        try:
-            append_line(self.evaluations, _line(row))
-        except OSError as error:
-            failed = WriteError(self.evaluations, error)
-            raise RunFolderError(f"{failed}, then evaluate again to save the result") from None
+        append_line(self.evaluations, _line(row))
 
     def metrics_size(self) -> int:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
@@ -193,11 +181,7 @@ class RunFolder:
                 f"{self.metrics}: lacks rows that the checkpoint knows of; restore it from a copy, "
                 f"or remove {self.last} to start over"
             )
-        try:
-            with self.metrics.open("ab") as stream:
-                stream.truncate(size)
-        except OSError as error:
-            raise RunFolderError(str(WriteError(self.metrics, error))) from None
+        os.truncate(self.metrics, size)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, without a last one that was cut off."""
@@ -268,10 +252,6 @@ class RunFolder:
 
     def last_numbers(self) -> dict[str, Any]:
         return checkpoint.load_numbers(self.last)
-
-    def reading_last(self) -> AbstractContextManager[None]:
-        """Inside, the last checkpoint is used: what it lacks is a CheckpointError."""
-        return readable(self.last, checkpoint.HINT)
 
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True, nan: str | None = "nan") -> str:

@@ -93,9 +93,8 @@ def has_ended(run: RunFolder, settings: Settings) -> bool:
 def _used(run: RunFolder) -> tuple[dict[str, float], bool]:
     """How much of every limit the last checkpoint has used; whether patience has ended the run."""
     last = run.last_numbers()
-    with run.reading_last():
-        used = used_limits(last["epoch"], last["step"], last["elapsed"] / 60.0)
-        return used, last["stopper"] is not None and last["stopper"]["triggered"]
+    used = used_limits(last["epoch"], last["step"], last["elapsed"] / 60.0)
+    return used, last["stopper"] is not None and last["stopper"]["triggered"]
 
 
 def located(settings: Settings, run: RunFolder | None = None) -> Settings:
