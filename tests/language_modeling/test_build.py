@@ -14,7 +14,7 @@ from drill import __version__
 from drill.data import DataError
 from drill.errors import ArgumentError, CheckpointError, RunFolderError, SettingsError
 from drill.language_modeling import build
-from drill.language_modeling.build import dry_run, finetune_settings, language_model
+from drill.language_modeling.build import finetune_settings, language_model
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.language_modeling.run import LanguageModelRun, load_language_model
 from drill.layers import LAYERS
@@ -274,15 +274,6 @@ def test_run_of_adamw_is_not_finetuned(tmp_path, text_folder, name):
     (tmp_path / "recipe.toml").write_text(settings.to_toml())
     with pytest.raises(SettingsError, match=name):
         finetune_settings(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [("encoder.output_layers=2", r"encoder\.output_"), ("optimizer.map_warmup=0.1", r"\.map_")],
-)
-def test_settings_that_the_layer_cannot_use_are_named(text_folder, change, key):
-    with pytest.raises(SettingsError, match=key):
-        dry_run(recipe("ptb-tied", [f"data.corpus={text_folder}", change]))
 
 
 def test_finetuning_resumes_whatever_path_its_start_has(tmp_path, text_folder, run, monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from drill.errors import DrillError
-from drill.kernels.lstm.persistent import recurrence
 from drill.kernels.runtime import stalls
 from drill.kernels.runtime.stalls import Stalled
 from drill.language_modeling.evaluation import cache_pointer
@@ -150,30 +149,3 @@ def test_search_saves_no_cell_of_a_stall(flag, tmp_path):
     assert len(saved) == 1
     found = dynamic_search(model, text(60), statistics, **tried)
     assert [cell.result is None for cell in found.cells] == [False, True]
-
-
-@pytest.mark.gpu
-def test_launch_without_room_on_the_gpu_raises(monkeypatch):
-    """Each launch finds marks where the initial state should be, and waits until it gives up."""
-    reason = recurrence.unsupported_reason(torch.device("cuda", 0), 6, 1)
-    if reason:
-        pytest.skip(reason)
-    model = language_model("tied", torch.float32).cuda()
-    sound = perplexity(model, text(200), autocast=torch.bfloat16)
-    whole = recurrence._kernel
-
-    def unfed(*given):
-        def launch(blocks, threads, arguments, **how):
-            steps, words = arguments[7], arguments[3].view(torch.int16)
-            marks = torch.full_like(words.expand(steps, -1, -1), recurrence.EMPTY)
-            fed = [*arguments[:3], marks.contiguous(), *arguments[4:]]
-            whole(*given)(blocks, threads, fed, **how)
-
-        return launch
-
-    with monkeypatch.context() as patch:
-        patch.setattr(recurrence, "_kernel", unfed)
-        with pytest.raises(Stalled, match="waited in vain"):
-            perplexity(model, text(200), autocast=torch.bfloat16)
-    assert not stalls.take_stall()
-    assert perplexity(model, text(200), autocast=torch.bfloat16) == sound

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from drill.data import EOS, UNK, DataError, Vocabulary
 from drill.language_modeling.generation import BETWEEN_SAMPLES, generate
@@ -168,11 +166,3 @@ def test_invalid_options_and_another_vocabulary_raise_before_the_first_word(opti
         generate(language_model(), VOCABULARY, **options)
     with pytest.raises(ValueError, match="vocabulary"):
         generate(language_model(), Vocabulary([EOS, "a"], [1, 1]))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(prompt=st.text(max_size=20).filter(lambda prompt: EOS not in prompt.split()))
-def test_any_prompt_is_continued(prompt):
-    model = language_model()
-    start = model.initial_state(1)  # computing the usual one takes longer
-    assert len(list(generate(model, VOCABULARY, prompt=prompt, max_new_tokens=2, start=start))) == 2

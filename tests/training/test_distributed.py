@@ -4,11 +4,9 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -215,51 +213,19 @@ def test_processes_split_the_batch_in_order():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="finds the workers of torchrun in /proc"
-)
-def test_the_documented_command_survives_a_worker_that_is_killed(tmp_path):
-    """`torchrun -m drill train`, its second worker killed once it has a checkpoint."""
-    lines = (" ".join(f"w{(i * k) % 7}" for k in range(1, 7)) for i in range(400))
+def test_the_documented_command_trains_with_two_processes(tmp_path):
+    lines = (" ".join(f"w{(i * k) % 7}" for k in range(1, 7)) for i in range(100))
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
-    recipe = RECIPE.replace('"text"', '"text.txt"').replace("epochs = 2", "epochs = 3")
-    (tmp_path / "small.toml").write_text(f"{recipe}checkpoint_seconds = 0\n")
+    (tmp_path / "small.toml").write_text(RECIPE.replace('"text"', '"text.txt"'))
     page = (ROOT / "docs" / "language-models.md").read_text()
     (shown,) = (line.split() for line in page.splitlines() if line.startswith("    torchrun "))
     words = " ".join(shown).replace("--nproc-per-node 4", "--standalone --nproc-per-node 2")
     command = words.replace("ptb-drill-4", "small.toml --device cpu").split()
     assert command[-6:] == ["-m", "drill", "train", "small.toml", "--device", "cpu"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with subprocess.Popen([*launcher, *command[1:]], cwd=tmp_path, env=env, **PIPES) as process:
-        folder = RunFolder(tmp_path / "runs" / "small")
-        deadline = time.monotonic() + 120
-        while not folder.last.exists() and process.poll() is None:
-            assert time.monotonic() < deadline, "no checkpoint came"
-            time.sleep(0.005)
-        killed = kill_a_worker(process.pid)
-        out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err[-4000:]
-    assert killed
-    assert out.count("runs/small: valid") == 1  # the first process alone speaks
-    assert [row["epoch"] for row in folder.rows() if row["kind"] == "epoch"] == [1, 2, 3]
-    environment = json.loads(folder.environment.read_text())
+    done = subprocess.run([*launcher, *command[1:]], cwd=tmp_path, env=env, **PIPES, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("runs/small: valid") == 1  # the first process alone speaks
+    environment = json.loads((tmp_path / "runs/small/environment.json").read_text())
     assert environment["world_size"] == 2
-    assert [each["world_size"] for each in environment["resumed"]] == [2]
-
-
-def kill_a_worker(launcher: int) -> bool:
-    """Kill the last process that the launcher has started."""
-    workers = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat")
-               if parent(path) == launcher]  # fmt: skip
-    if workers:
-        os.kill(max(workers), signal.SIGKILL)
-    return bool(workers)
-
-
-def parent(stat: Path) -> int | None:
-    """Its id, from "77 (python) S 76 ..."; None where the process has ended."""
-    try:
-        return int(stat.read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None

@@ -13,14 +13,12 @@ import torch
 from drill.errors import Diverged, OutOfMemory
 from drill.kernels.runtime.stalls import Stalled
 from drill.language_modeling import train as language_model_train
-from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from tests.helpers.language_models import (
     acting,
     all_of,
     finished,
     interrupted_after,
-    small_run,
     unlike,
 )
 from tests.helpers.tasks import LM, MT, TASKS
@@ -119,23 +117,3 @@ def test_signal_too_late_to_interrupt_is_reported(tmp_path, monkeypatch, name, o
     outcome = TASKS[name].run(tmp_path)
     assert (outcome.finished, outcome.interrupted) == (True, True)
     assert outcome.test is not None
-
-
-def test_second_ctrl_c_in_a_save_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("drill.training.signals.GracefulShutdown.TOGETHER", 0.0)
-    small_run(tmp_path, optimizer=interrupted_after(6, "sgd"))
-    folder = RunFolder(tmp_path)
-    before = folder.last.read_bytes()
-
-    def impatient(stream, content: bytes) -> None:
-        stream.write(content[:100])
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", impatient)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path, optimizer=interrupted_after(3, "sgd"))
-    assert folder.last.read_bytes() == before
-    assert [path.name for path in folder.last.parent.iterdir()] == [folder.last.name]
-    small_run(tmp_path)
-    assert unlike(all_of(tmp_path), finished(small_run)) == []

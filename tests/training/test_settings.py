@@ -8,20 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
-from drill.recipes.reader import NAME, merged, recipe_names
+from drill.recipes.reader import NAME, recipe_names
 from drill.training.build import build_optimizer
 from drill.training.optim import Sgd
 from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import with_new_names
 from drill.training.settings import (
     LANGUAGE_MODEL,
-    Settings,
     read_settings,
     recipe,
     resolve_settings,
@@ -345,39 +342,7 @@ def test_differences_name_what_two_runs_may_not_differ_in():
     assert "layer.inner.depth: None -> 4" in over
 
 
-# -- whatever comes -------------------------------------------------------------------------------
-
-DEEP = recipe("ptb-drill-4")
-names = st.sampled_from(
-    ["layer", "inner", "name", "depth", "encoder", "embedding_dim", "optimizer", "lr", "training",
-     "epochs", "data", "corpus", "base", "recipe", "init_from", "cutoffs", "seed"]
-) | st.text(max_size=8)  # fmt: skip
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-    | st.sampled_from(["tied", "mixture", "adaptive", "deep-residual", "adamw", "none", "ptb-tied"])
-)  # fmt: skip
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def only_a_settings_error(make) -> None:
-    """Settings that come out can be written and read again; else there is one sentence."""
-    try:
-        found = make()
-    except SettingsError as error:
-        assert str(error).strip()  # noqa: PT017 - some input is fine
-        return
-    assert isinstance(found, Settings)
-    assert resolve_settings(tomllib.loads(found.to_toml())) == found
-
-
-@given(st.dictionaries(names, values, max_size=5))
-def test_any_tables_give_settings_or_a_sentence(tables):
-    only_a_settings_error(lambda: resolve_settings(tables))
-    only_a_settings_error(lambda: resolve_settings(merged(DEEP.tables(), tables)))
+# -- older versions -------------------------------------------------------------------------------
 
 
 def test_settings_of_an_older_version_are_read_from_ledgers_alone(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from drill.errors import DataError
 from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.report.results.runs import read_run
-from drill.training.optim import AdamW, Asgd, NtAsgd
+from drill.training.optim import AdamW, Asgd
 from drill.training.progress import epoch_line
 from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
@@ -200,14 +200,3 @@ def test_text_shorter_than_its_batch_size_raises_before_anything_is_written(tmp_
     with pytest.raises(DataError, match="rows"):
         small_run(tmp_path / "run", **{option: size})
     assert not (tmp_path / "run").exists()
-
-
-def test_nt_asgd_starts_to_average_after_the_epoch_that_triggers(tmp_path, scripted):
-    """Epoch 8 is worse than the best before the last five; the better ones later change nothing."""
-    losses = [5.0, 4.0, 4.5, 4.2, 4.1, 3.9, 3.8, 4.05, 3.0, 2.0, 9.0]
-    scripted(TASKS[LM], *losses)
-    small_run(tmp_path, optimizer=NtAsgd(1.0, patience=5), epochs=11)
-    found = validations(tmp_path)
-    assert [row["valid_loss"] for row in found] == pytest.approx(losses)
-    assert [row["averaged"] for row in found] == [False] * 8 + [True] * 3
-    assert [row["epoch"] for row in found if row["best"]] == [1, 2, 6, 7, 9, 10]

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, PAD, DataError, Subwords
-from drill.files import atomic_write
 from drill.layers import (
     Bilinear,
     DeepResidual,
@@ -192,24 +191,6 @@ def test_folder_with_files_raises_and_stays_as_it_is(subwords, tmp_path):
     with pytest.raises(DataError, match="is not empty"):
         export_translator(model, subwords, tmp_path, positions=16)
     assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("end", [0, 2, 4])
-def test_killed_export_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch, end):
-    model = make(subwords, TiedSoftmax)
-    written = []
-
-    def killed(path, content):
-        if len(written) == end:
-            raise KeyboardInterrupt
-        written.append(path.name)
-        atomic_write(path, content)
-
-    monkeypatch.setattr("drill.translation.export.atomic_write", killed)
-    monkeypatch.setattr("drill.data.subwords.atomic_write", killed)
-    with pytest.raises(KeyboardInterrupt):
-        export_translator(model, subwords, tmp_path, positions=16)
-    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_other_subwords_and_a_file_in_the_way_raise(subwords, tmp_path):

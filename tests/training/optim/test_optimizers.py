@@ -107,13 +107,6 @@ def test_rates_over_a_run(kind, settings, wanted):
     assert optimizer.rate(1.5) == wanted[-1]
 
 
-def test_one_cycle_over_a_run():
-    optimizer = AdamW(8.0, schedule="one-cycle", warmup=0.25)
-    found = [optimizer.rate(at) for at in (0, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)]
-    assert found == pytest.approx([8 / 25, 4.16, 8, 6, 2, 0], abs=1e-3)
-    assert optimizer.rate(7.0) == found[-1]  # more epochs than planned do not raise it again
-
-
 def resumed(optimizer: ScheduledOptimizer, settings: dict) -> ScheduledOptimizer:
     _, again = begin(type(optimizer)(**settings))
     tensors, numbers = split_tensors(optimizer.state_dict())

@@ -38,17 +38,6 @@ def test_every_resume_is_added(tmp_path, text_folder, monkeypatch):
     assert all(set(each) < set(first) for each in starts)
 
 
-def test_a_run_stopped_by_patience_is_not_resumed_by_more_epochs(tmp_path, text_folder):
-    folder = tmp_path / "run"
-    still = ("optimizer.lr=100", "training.patience=0")  # soon an epoch is worse than the best
-    settings = small(text_folder, *still, "training.epochs=9", name="ptb-tied")
-    assert train(settings, folder, device="cpu").epoch < 9
-    before = (folder / "environment.json").read_bytes()
-    settings = small(text_folder, *still, "training.epochs=12", name="ptb-tied")
-    assert train(settings, folder, device="cpu").epoch < 9
-    assert (folder / "environment.json").read_bytes() == before
-
-
 @pytest.mark.parametrize("epochs", [2, 3])
 def test_a_resume_that_saved_nothing_is_replaced_by_the_next(
     tmp_path, text_folder, monkeypatch, epochs

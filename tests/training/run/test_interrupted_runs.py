@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from drill.language_modeling import train as train_module
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
@@ -54,22 +53,6 @@ def test_sigterm_is_given_to_its_handler_once_the_folder_is_free(caplog):
     assert heard == [3]
     assert STOPPED in caplog.text
     assert (outcome.finished, outcome.interrupted) == (False, True)  # who handles it may look
-
-
-def test_ctrl_c_in_the_test_comes_when_that_has_ended(monkeypatch):
-    settings, load = settings_of_text(), train_module.load_into
-
-    def stopping(*arguments: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        load(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "load_into", stopping)
-        with pytest.raises(KeyboardInterrupt, match="has finished; the same call"):
-            train(settings, "runs/a", device="cpu", quiet=True)
-    before = RunFolder("runs/a").rows()
-    assert train(settings, "runs/a", device="cpu", quiet=True).test is not None
-    assert RunFolder("runs/a").rows() == before
 
 
 @pytest.mark.parametrize("number", GracefulShutdown.SIGNALS, ids=lambda number: number.name)
