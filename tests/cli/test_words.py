@@ -44,5 +44,5 @@ def test_words_are_added_scored_and_saved(run_cli, cli_output, cli_error, descri
 
 
 def test_a_run_without_a_label_source_says_so(run_cli, cli_error):
-    assert "labels.source" in cli_error("words", "runs/tiny", "--add", "lampboat", key="runs/tiny")
+    assert "labels.source" in cli_error("words", "runs/tiny", "--add", "lampboat", key="new word")
     assert "data.held_out" in cli_error("words", "runs/tiny", key="runs/tiny")

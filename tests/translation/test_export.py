@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, PAD, DataError, Subwords
+from drill.files import WriteError
 from drill.layers import (
     Bilinear,
     DeepResidual,
@@ -199,5 +200,5 @@ def test_other_subwords_and_a_file_in_the_way_raise(subwords, tmp_path):
     with pytest.raises(DataError, match="259 subwords"):
         export_translator(model, other, tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(WriteError, match="cannot be written"):
         export_translator(model, subwords, tmp_path / "file")

@@ -18,7 +18,7 @@ from drill.data import (
     read_corpus,
 )
 from drill.data.text.catalog import SPLITS
-from drill.errors import RunFolderError, SettingsError, check_value
+from drill.errors import RunFolderError, check_value
 from drill.language_modeling.build import described, dry_run, language_model
 from drill.language_modeling.evaluation.calibration import Calibration, calibration
 from drill.language_modeling.evaluation.perplexity import Perplexity, Text, perplexity, token_losses
@@ -158,12 +158,9 @@ class LanguageModelRun:
         Returns:
             A run with the new words; this one does not change.
         """
-        try:
-            model, vocabulary = add_words_to_model(
-                self.model, self.vocabulary, self.settings.labels, descriptions
-            )
-        except SettingsError as error:
-            raise SettingsError(error.message, key=str(self.folder.path)) from None
+        model, vocabulary = add_words_to_model(
+            self.model, self.vocabulary, self.settings.labels, descriptions
+        )
         return replace(self, model=model, vocabulary=vocabulary)
 
     def save(self, folder: Path | str) -> None:

@@ -12,7 +12,7 @@ from drill.data.optional_packages import check_packages
 from drill.data.parallel.corpora import GENERATED, check_parallel_corpus
 from drill.data.parallel.pairs import TranslationData, translation_data
 from drill.data.subwords import cached_subwords
-from drill.errors import RunFolderError, SettingsError
+from drill.errors import SettingsError
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
@@ -103,15 +103,7 @@ def check_ready(folder: Path | str, work: str, *, text: bool = True) -> None:
 def translation_start(settings: Settings, path: Path | str) -> RunFolder:
     """The run to start from; SettingsError if its weights do not fit these settings."""
     folder = RunFolder(path)
-    try:
-        own = settings_of(folder)
-    except RunFolderError as error:
-        raise SettingsError(f"{INIT_FROM}: {error}") from None
-    if own.task != TRANSLATION:
-        raise SettingsError(
-            f"{INIT_FROM}: {folder.path} holds a language model, and a translator starts from a "
-            "translator's run"
-        )
+    own = settings_of(folder, TRANSLATION)
     changes = [each for each in own.differences(settings) if _of_the_model(each.partition(":")[0])]
     if changes:
         changes.sort(key=lambda each: not each.partition(":")[0].endswith(f".{NAME}"))

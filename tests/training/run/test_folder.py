@@ -80,12 +80,6 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(folder):
         assert all(path.exists() for path in (*other, folder.best, folder.last))
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(RunFolderError, match=r"run: cannot be made or written"):
-        RunFolder(tmp_path / "run").locked().__enter__()
-
-
 # -- metrics --------------------------------------------------------------------------------------
 
 

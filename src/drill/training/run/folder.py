@@ -65,14 +65,9 @@ class RunFolder:
         has no lock file afterwards, and one that was made here is removed.
         """
         lock = self.path / ".lock"
-        try:
-            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
-            self.path.mkdir(parents=True, exist_ok=True)
-            stream = lock.open("ab")
-        except OSError as error:
-            fault = f"cannot be made or written ({error.strerror})"
-            raise RunFolderError(f"{self.path}: {fault}; choose another folder") from None
-        with stream:
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        with lock.open("ab") as stream:
             if not _lock(stream.fileno()):
                 raise RunFolderError(
                     f"{self.path}: another process is training here; wait for it or choose another "
