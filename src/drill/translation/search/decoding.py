@@ -228,15 +228,11 @@ class TokenMask:
     """Masks labels: some are never generated, and at the limit only <eos> is."""
 
     def __init__(self, model: Translator, search: Search) -> None:
-        labels, never = model.layer.vocabulary_size, {search.bos, model.transformer.pad}
-        for name, label in (("bos", search.bos), ("eos", search.eos)):
-            wanted = f"one of {labels} labels"
-            require(0 <= label < labels, "Search", name, wanted, label)
-        differs = search.eos not in never
-        require(differs, "Search", "eos", "neither bos nor padding", search.eos)
         device = model.transformer.source_embedding.weight.device
-        self.never = torch.tensor(sorted(never), device=device)
-        self.goes_on = torch.arange(labels, device=device) != search.eos  # (V,)
+        never = sorted({search.bos, model.transformer.pad})
+        self.never = torch.tensor(never, device=device)
+        labels = torch.arange(model.layer.vocabulary_size, device=device)
+        self.goes_on = labels != search.eos  # (V,)
 
     def __call__(self, log_p: Tensor, at_limit: Tensor | None) -> Tensor:
         """log p (B, K, V), -inf where masked; ``at_limit`` (B,) marks rows that must end.
