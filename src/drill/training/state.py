@@ -276,7 +276,7 @@ class TrainingState(abc.ABC):
                     "train under another name"
                 )
             weights = checkpoint.strip_prefix("model/", tensors)
-            checkpoint.copy_into(dict(model.named_parameters()), weights, str(run.last))
+            checkpoint.copy_into(model, weights, str(run.last))
             moments = checkpoint.strip_prefix("optimizer/", tensors)
             optimizer.load_state_dict(moments | numbers["optimizer"])
             self.load_state_dict(tensors, numbers, world)

@@ -290,7 +290,7 @@ class TranslationTask(Task):
         assert state.best is not None
         if len(state.recent) > 1:
             mean = state.average_recent(run)
-            copy_into(dict(self.model.named_parameters()), mean, str(run.last.parent))
+            copy_into(self.model, mean, str(run.last.parent))
             valid = self._valid_loss(watch("validation of the mean"))
             better = valid.loss < state.best.loss
             state.tick()

@@ -67,20 +67,14 @@ def load_into(model: nn.Module, path: Path) -> dict[str, Any]:
     In place, so tied weights and optimizers stay valid.
     """
     tensors, numbers = load(path, "restore it from a copy")
-    copy_into(dict(model.named_parameters()), tensors, str(path))
+    copy_into(model, tensors, str(path))
     return numbers
 
 
 @torch.no_grad()
-def copy_into(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], origin: str) -> None:
-    """Copy values by name; ``origin`` is what an error calls them."""
-    check_fits(wanted, found, origin)
-    for name, tensor in wanted.items():
-        tensor.copy_(sharded_as(tensor, found[name]))
-
-
-def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], origin: str) -> None:
-    """Raise CheckpointError unless both have the same names, shapes and dtypes."""
+def copy_into(model: nn.Module, found: Mapping[str, Tensor], origin: str) -> None:
+    """Copy weights by name; CheckpointError about ``origin`` if one does not fit."""
+    wanted = dict(model.named_parameters())
     shapes = [{name: _shape(tensor) for name, tensor in each.items()} for each in (wanted, found)]
     wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if wrong:
@@ -88,6 +82,8 @@ def check_fits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], origin
             f"{origin}: does not fit the model (other names or shapes: {_some(wrong)}); use the "
             "recipe and the vocabulary it was trained with"
         )
+    for name, parameter in wanted.items():
+        parameter.copy_(sharded_as(parameter, found[name]))
 
 
 def _shape(tensor: Tensor) -> str:

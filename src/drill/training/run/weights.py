@@ -78,5 +78,5 @@ def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Ten
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], run: RunFolder) -> None:
     """Copy the weights of a run into a model and set eval mode."""
-    copy_into(dict(model.named_parameters()), tensors, str(run.path))
+    copy_into(model, tensors, str(run.path))
     model.eval()
