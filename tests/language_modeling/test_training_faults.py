@@ -1,7 +1,6 @@
 """What can go wrong in a run: NaN, a full disk. Nothing learnt before is lost."""
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from tests.helpers.language_models import (
     after,
     all_of,
     finished,
-    interrupted_after,
     rows,
     small_model,
     small_run,
@@ -123,13 +121,3 @@ def test_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     assert (last and last[1]["step"]) == step
     small_run(folder.path, "deep-residual")
     assert unlike(all_of(folder.path), finished(small_run, "deep-residual")) == []
-
-
-def test_full_disk_of_metrics_is_named(tmp_path, monkeypatch):
-    assert not small_run(tmp_path, optimizer=interrupted_after(12, "sgd")).finished
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full_from(1, os.fsync))  # no checkpoint is due before the row
-        with pytest.raises(WriteError, match=r"metrics\.jsonl"):
-            small_run(tmp_path)
-    small_run(tmp_path)
-    assert unlike(all_of(tmp_path), finished(small_run)) == []

@@ -173,14 +173,6 @@ def test_an_unknown_recipe_answers_with_the_nearest(name, hint):
     assert refused(name=name).endswith(hint)
 
 
-@pytest.mark.parametrize("name", ["none.toml", "folder.toml", "a\0b.toml", f"{'p' * 300}.toml"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    Path("folder.toml").mkdir()
-    assert f"{name}: cannot be read" in refused(name=name)
-    assert f"{name}/a.toml: cannot be read" in refused(name=f"{name}/a.toml")
-
-
 # -- kinds ----------------------------------------------------------------------------------------
 
 
