@@ -33,6 +33,7 @@ from drill.layers.label_map import Activation, Block, DropoutAt, LabelMap, Norm
 from drill.layers.label_source import LabelSource, factory_kwargs, label_width
 
 Gate = Literal["none", "frequency"]
+GATE_COUNT = 100.0
 ZERO_AT_ZERO = ("tanh", "gelu", "silu", "none")  # activations that are 0 at 0 and have a slope
 
 
@@ -109,7 +110,7 @@ class DeepResidual(MatrixLayer):
         init_range: float = 0.1,
         zero_start: bool = False,
         gate: Gate = "none",
-        gate_count: float = 100.0,
+        gate_count: float = GATE_COUNT,
         counts: Tensor | Sequence[float] | None = None,
         map_bias: bool = True,
         bias: bool = True,
@@ -168,6 +169,7 @@ class DeepResidual(MatrixLayer):
         name, V = type(self).__name__, self.vocabulary_size
         if self.gate == "none":
             unused = "left out unless gate='frequency'"
+            require(self.gate_count == GATE_COUNT, name, "gate_count", unused, self.gate_count)
             require(counts is None, name, "counts", unused, type(counts).__name__)
             return None
         possible = self.residual and self.depth > 0
