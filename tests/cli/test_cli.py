@@ -1,12 +1,15 @@
 """The command as a user meets it: in a terminal, in a pipe, and with wrong numbers."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from drill.cli import main
 from drill.cli.app import COMMANDS, app
 from tests.helpers.processes import python
 
@@ -65,6 +68,17 @@ def test_help_and_lists_need_no_torch(tmp_path):
     commands = [["--help"], *([name, "--help"] for name in names), ["ledger", "add", "--help"]]
     commands += [["--version"], ["recipes"], ["data"]]
     python("-c", LOADED.format(commands=commands))
+
+
+def test_threads_wait_passively_unless_somebody_chose_otherwise(monkeypatch):
+    seen = []
+    monkeypatch.setattr("drill.cli.app.app", lambda: seen.append(os.environ["OMP_WAIT_POLICY"]))
+    monkeypatch.setattr(sys, "argv", ["drill"])
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    main()
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    main()
+    assert seen == ["active", "passive"]
 
 
 def test_the_docs_show_what_the_command_prints():

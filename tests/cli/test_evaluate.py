@@ -97,11 +97,16 @@ def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "option", "value"),
-    [("dynamic", "--lr", "9"), ("dynamic", "--decay", "0.1"), ("cache", "--lambda", "0.2")],
+    ("kind", "option", "value", "search"),
+    [
+        ("dynamic", "--lr", "9", ["--search"]),
+        ("dynamic", "--decay", "0.1", ["--search"]),
+        ("dynamic", "--limit", "100", []),
+        ("cache", "--lambda", "0.2", ["--search"]),
+    ],
 )
-def test_options_that_a_search_would_not_read_are_errors(cli_error, kind, option, value):
-    cli_error(kind, "runs/tiny", option, value, "--search", *CPU, key=f"drill: {option}: ")
+def test_options_that_nothing_would_read_are_errors(cli_error, kind, option, value, search):
+    cli_error(kind, "runs/tiny", option, value, *search, *CPU, key=f"drill: {option}: ")
 
 
 def test_a_short_training_text_is_read_at_a_smaller_batch_size(run_cli, workspace):

@@ -1,6 +1,7 @@
 """`drill generate` and `drill score`."""
 
 import json
+import sys
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_every_sample_starts_with_the_prompt(run_cli):
     assert not unprompted.startswith(" ")
 
 
-def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace):
+def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace, monkeypatch):
     text = "lamp is lit\n\nsea sea unheard\n"
     code, out, _ = run_cli("score", "runs/tiny", "--json", stdin=text)
     rows = [json.loads(line) for line in out.splitlines()]
@@ -44,6 +45,8 @@ def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace):
     assert err.splitlines()[1].startswith(UNTRAINED)
     assert float(out.splitlines()[0].split("\t")[0]) == pytest.approx(rows[0]["log_prob"], abs=1e-3)
     assert [line.split("\t")[2] for line in out.splitlines()] == ["0", "0", "1"]
+    monkeypatch.setattr(sys, "stdin", None)  # a closed one
+    assert run_cli("score", "runs/tiny", "lines.txt")[1] == out
     for raw in (b"lamp\n\xff\xfe\n", b"lamp\nis\0lit\n"):
         (workspace / "bad.txt").write_bytes(raw)
         cli_error("score", "runs/tiny", "bad.txt", key="bad.txt: line 2 ")

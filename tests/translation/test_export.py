@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, PAD, DataError, Subwords
-from drill.files import WriteError
+from drill.files import WriteError, atomic_write
 from drill.layers import (
     Bilinear,
     DeepResidual,
@@ -183,6 +183,18 @@ def test_models_that_cannot_be_exported_raise(subwords, layer, norm, shared, err
     with pytest.raises(error, match="export_translator"):
         export_translator(make(subwords, layer, norm, shared), subwords, tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_killed_export_leaves_nothing_that_loads(subwords, tmp_path, monkeypatch):
+    def killed(path, content):
+        if path.name == "tokenizer.json":
+            raise KeyboardInterrupt
+        atomic_write(path, content)
+
+    monkeypatch.setattr("drill.translation.export.atomic_write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_folder_with_files_raises_and_stays_as_it_is(subwords, tmp_path):

@@ -102,6 +102,12 @@ def name_of(file: Path | None) -> str:
     return "standard input" if is_standard_input(file) else str(file)
 
 
+def _opened(file: Path | None) -> AbstractContextManager[Any]:
+    if file is None or is_standard_input(file):
+        return nullcontext(sys.stdin.buffer)
+    return opened_text(file)
+
+
 def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[str]]:
     """Lines of a file or of standard input, in blocks as they arrive.
 
@@ -109,8 +115,7 @@ def blocks_of_lines(file: Path | None, *, nul: bool = False) -> Iterator[list[st
     unless ``nul``.
     """
     name, rest, done, more = name_of(file), b"", 0, True
-    typed: AbstractContextManager[Any] = nullcontext(sys.stdin.buffer)
-    with typed if file is None or is_standard_input(file) else opened_text(file) as stream:
+    with _opened(file) as stream:
         while more:
             try:
                 chunk = stream.read1(CHUNK)

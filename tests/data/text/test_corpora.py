@@ -124,6 +124,13 @@ def test_folders_follow_the_environment(monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", "/x")
     monkeypatch.setenv("DRILL_DATA", "/d")
     assert data_folders() == [Path("/d"), Path("/x/drill")]
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert data_folders() == [Path("/d")]
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
 
 
 @pytest.mark.parametrize("place", ["home", "own/drill"])

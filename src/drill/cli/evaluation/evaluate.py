@@ -242,3 +242,5 @@ def _check_search(names: list[str], *found: str) -> None:
         if name in names and "search" in names:
             key = f"--{name.rstrip('_')}"
             raise SettingsError("is found by --search; leave one of them out", key=key)
+    if "limit" in names and "search" not in names:
+        raise SettingsError("limits what --search reads; add that", key="--limit")

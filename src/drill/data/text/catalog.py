@@ -3,6 +3,7 @@
 import os
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -55,8 +56,11 @@ def data_folders() -> list[Path]:
     ``DRILL_DATA`` where it is set, then ``XDG_DATA_HOME/drill`` (``~/.local/share/drill``).
     """
     chosen = os.environ.get("DRILL_DATA")
-    own = user_folder("XDG_DATA_HOME", ".local/share")
-    return [Path(chosen), own] if chosen else [own]
+    if not chosen:
+        return [user_folder("XDG_DATA_HOME", ".local/share")]
+    with suppress(DataError):  # a user without a home
+        return [Path(chosen), user_folder("XDG_DATA_HOME", ".local/share")]
+    return [Path(chosen)]
 
 
 def find(stem: Path | str, suffixes: Sequence[str] = ("",)) -> Path | None:
