@@ -61,7 +61,7 @@ def decode_text(raw: bytes, name: str, line: int = 1, *, nul: bool = False) -> s
         raise DataError(
             f"line {line} is not UTF-8 text (byte {raw[wrong]:#04x})",
             key=name,
-            hint="convert the file, for example with iconv -f latin1 -t utf-8",
+            hint="convert the file to UTF-8, for example with iconv",
         )
     return text.replace("\r\n", "\n")
 

@@ -12,6 +12,7 @@ import torch
 from drill.data import EOS, Vocabulary
 from drill.errors import SettingsError
 from drill.language_modeling.build import language_model
+from drill.layers import LAYERS, TiedSoftmax
 from drill.recipes.reader import NAME, recipe_names
 from drill.training.build import build_optimizer
 from drill.training.optim import Sgd
@@ -390,3 +391,13 @@ def test_settings_and_their_defaults_are_those_of_the_docs(page, head, of):
             assert found is BY_OTHERS[default], name
         else:
             assert default.strip("`") == expected, name
+
+
+def test_an_argument_of_ones_own_layer_needs_an_annotation(monkeypatch):
+    class Unannotated(TiedSoftmax):
+        def __init__(self, embedding, scale):
+            super().__init__(embedding)
+
+    monkeypatch.setitem(LAYERS, "own", Unannotated)
+    with pytest.raises(SettingsError, match="scale"):
+        recipe("demo-tied", ["layer.name=own"])

@@ -61,11 +61,13 @@ def settable_arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]
     """What may be set of a callable, with resolved annotations."""
     made: Any = call
     hints = get_type_hints(made.__init__ if isinstance(call, type) else call)
-    return {
-        name: parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(call).parameters.items()
-        if name not in NOT_SET
-    }
+    found = {k: v for k, v in inspect.signature(call).parameters.items() if k not in NOT_SET}
+    for name in found.keys() - hints:
+        raise SettingsError(
+            f"{made.__name__} has no annotation for its argument {name}; settings are checked by "
+            f"annotations, so write one, such as {name}: int"
+        )
+    return {name: each.replace(annotation=hints[name]) for name, each in found.items()}
 
 
 def with_defaults(

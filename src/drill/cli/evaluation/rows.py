@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from drill.cli import options
-from drill.cli.display import counting, note, table_text
+from drill.cli.display import counting, table_text
 from drill.cli.options import Precision, Split, Weights, as_settings_error
 from drill.data import UNK
 from drill.data.text.corpora import encode_text, read_own_text
@@ -107,8 +107,6 @@ def evaluation(
             key=str(run.folder.path),
             hint="use `drill evaluate`",
         )
-    if weights is None and run.weights == "last":
-        note(f"{run.folder.path}: has no best weights; these are the last ones")
     model_device = torch.device(next(run.model.parameters()).device)
     chosen = precision or run.settings.training["precision"]
     if kind == "dynamic":

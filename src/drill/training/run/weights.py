@@ -1,5 +1,6 @@
 """From a run folder back to its settings and its weights."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from drill.errors import CheckpointError, RunFolderError, check_value
 from drill.training.run.checkpoint import copy_into, fingerprint_in, load, strip_prefix
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, read_settings
+
+logger = logging.getLogger("drill")
 
 Weights = Literal["averaged", "best", "last"]
 """``averaged``, of translators, where they are better than the best single ones."""
@@ -67,6 +70,8 @@ def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Ten
         raise CheckpointError(f"{run.path}: has no checkpoint yet; `drill train {run.path}`")
     check_value(weights in (None, *files), "weights", f"one of {', '.join(files)}", weights)
     chosen = weights or there[0]
+    if weights is None and chosen == "last":
+        logger.warning("%s: has no best weights; these are the last ones", run.path)
     others = [f"take --weights {name}" for name in there if name != chosen]
     path = files[chosen]
     tensors, numbers = load(path, " or ".join(["restore it from a copy", *others]))
