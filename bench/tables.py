@@ -1,9 +1,5 @@
-"""Renew every table of README.md and docs/ that is made from results/.
+"""Renew every table of README.md and docs/ that is made from results/."""
 
-With a ledger, print what it says about translators instead: BLEU, F1 by frequency, losses.
-"""
-
-import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -12,11 +8,9 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-import ledger_tables as ledger
 from columns import COLUMNS, Row, cells, section, title
 from setting import LARGE
 
-from drill import report
 from drill.report.results.paper import PAPER
 from drill.report.study.plan import read_plan
 from drill.report.study.states import States
@@ -47,14 +41,12 @@ QUESTIONS = {
 # -- all results ----------------------------------------------------------------------------------
 
 
-def results_page(
-    heading: str, rows: Sequence[Row], runs: Sequence[report.Row] = ()
-) -> Iterator[str]:
-    """Every row of the benchmarks, and the translators of ``runs``."""
+def results_page(heading: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Every row of the benchmarks."""
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
     commits = sorted({row["commit"] for row in rows})
-    made = f"what {'benchmarks and runs' if runs else 'the benchmarks'} wrote, not by hand."
-    yield from (f"# {heading}", "", f"Made by `python bench/tables.py` from {made}")
+    made = "Made by `python bench/tables.py` from what the benchmarks wrote, not by hand."
+    yield from (f"# {heading}", "", made)
     how = "How it is measured: [bench/README.md](../bench/README.md)."
     yield f"{'; '.join(machines)}, commit {' and '.join(commits)}. {how}"
     for benchmark, question in QUESTIONS.items():
@@ -73,12 +65,6 @@ def results_page(
             about = f"**{size}**, {rest}{with_bias(table)}, commit {table[0]['commit']}"
             yield from ("", about, "")
             yield from markdown_table(cells(benchmark, table))
-    if runs:
-        yield from ("", "## How good are translations by each output layer?", "")
-        recorded = "`drill ledger add RUN --ledger results/runs.jsonl`"
-        yield f"`drill train RECIPE`, `drill evaluate RUN --split test --bands`, {recorded}"
-        about = "BLEU is of the test text, by sacrebleu; where rows come from stands below."
-        yield from ("", about, "", *ledger.translators(runs))
 
 
 def with_bias(rows: Sequence[Row]) -> str:
@@ -274,12 +260,9 @@ def verdict(line: Aim) -> str:
 # -- the README's figures -------------------------------------------------------------------------
 
 SPEED, MODELS = "docs/figures.md#the-layers", "docs/figures.md#the-language-models"
-TRANSLATORS = "docs/figures.md#the-translators"
-COMPARED = "europarl"
-"""The corpus whose layers are compared by single runs, not by a study."""
 
 
-def quality(runs: Sequence[report.Row]) -> list[str]:
+def quality() -> list[str]:
     """Test scores of tied weights and of the paper's layer, their difference, the paper's two."""
     headings = ["test", "tied weights", "deep residual", "difference", "paper: both", "seeds"]
     full, dynamic = "ptb-full-length", "the same with dynamic evaluation"
@@ -291,7 +274,7 @@ def quality(runs: Sequence[report.Row]) -> list[str]:
         study_row("ptb", "dynamic", "drill-4", dynamic),
         study_row("demo", "train", "drill", "World English Bible, the demo"),
         study_row("multi30k", "train", "drill", "Multi30k, BLEU"),
-        translations(runs),
+        study_row("europarl", "train", "drill", "Europarl, BLEU"),
     ]
     return markdown_table(lines, "lrrrrrl")
 
@@ -360,26 +343,6 @@ def study_row(name: str, stage: str, row: str, what: str, paper: str = "") -> li
     return [what, *cells, f"`drill study studies/{name}.toml --report`"]
 
 
-def compared_translators(runs: Sequence[report.Row]) -> dict[str, ledger.Layers]:
-    return ledger.comparisons([run for run in runs if ledger.corpus_of(run) == COMPARED])
-
-
-def translations(runs: Sequence[report.Row]) -> list[str]:
-    """BLEU of the paper's layer and of tied weights, by the latest settings of most seeds."""
-    wanted, found = ("deep-residual 2", ledger.BASE), reversed(compared_translators(runs).values())
-    pairs = [[layers[each] for each in wanted] for layers in found if {*wanted} <= {*layers}]
-    ours, tied = max(pairs, key=lambda pair: min(map(len, pair)))
-    scores = [ledger.mean_bleu(tied), ledger.mean_bleu(ours)]
-    return [
-        "Europarl, BLEU",
-        *(f"{score:.2f}" for score in scores),
-        f"{scores[1] - scores[0]:+.2f}",
-        "",
-        str(len(ours)),
-        f"[settings]({TRANSLATORS})",
-    ]
-
-
 # -- files ----------------------------------------------------------------------------------------
 
 MARKED = re.compile(r"(<!-- (\S+): python bench/tables.py -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
@@ -392,11 +355,10 @@ def read_rows(name: str) -> list[Row]:
 
 def pages() -> dict[Path, str]:
     """Every file that is made from results/, as it should be."""
-    rows, runs = read_rows("h200.jsonl"), report.read(ROOT / "results/runs.jsonl")
+    rows = read_rows("h200.jsonl")
     tables = {
-        "quality": quality(runs),
+        "quality": quality(),
         "speed": speed(rows),
-        "bleu": ledger.bleu(compared_translators(runs)),
         "layers": layers_and_losses(rows),
         "aims": aims_table(rows),
     }
@@ -406,7 +368,7 @@ def pages() -> dict[Path, str]:
         return begin + "\n".join([*(tables.get(name) or study_table(name)), end])
 
     found = {
-        "docs/results.md": "\n".join([*results_page("Results on an H200", rows, runs), ""]),
+        "docs/results.md": "\n".join([*results_page("Results on an H200", rows), ""]),
         "docs/results-cpu.md": "\n".join(
             [*results_page("Results on a CPU", read_rows("cpu.jsonl")), ""]
         ),
@@ -417,12 +379,6 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("ledger", nargs="?", type=Path, help="rows of `drill ledger add`")
-    args = options.parse_args()
-    if args.ledger:
-        print("\n".join(ledger.translators(report.read(args.ledger), gaps=True)))
-        return
     for path, text in pages().items():
         path.write_text(text)
 

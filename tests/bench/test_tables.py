@@ -1,14 +1,7 @@
-"""Tables are made from rows: of benchmarks, and of the ledger."""
+"""Tables are made from rows of benchmarks."""
 
-from dataclasses import replace
-
-import ledger_tables
-import pytest
 import tables
 
-from drill import report
-
-RUNS = report.read(tables.ROOT / "results/runs.jsonl")
 SIZE = {"size": "ptb", "tokens": 1400, "labels": 10_000, "width": 400, "dtype": "float32"}
 
 
@@ -71,63 +64,3 @@ def test_steps_are_divided_within_a_run():
     text = "1.050 replayed (2.10 over 2.00 ms), 1.05 launched"
     assert reached([*new, *old], "ratio") == (text, "met")
     assert reached([*old, *new, *steps("3", deep=9.0)], "ratio")[0] == "not measured"
-
-
-# -- runs -----------------------------------------------------------------------------------------
-
-
-def made(
-    layer: str, seed: int, score: float, minute: int, lr: float | None = 1e-3, width: int = 8
-) -> report.Row:
-    """A translator; ``lr`` and ``width`` are settings, and without lr a row has none."""
-    settings = {
-        "recipe": f"multi30k-{layer}",
-        "data": {"corpus": "multi30k"},
-        "layer": {"name": layer, "width": width},
-        "optimizer": {"lr": lr},
-        "training": {"seed": seed},
-    }
-    fields = {
-        "recipe": f"multi30k-{layer}", "layer": layer, "seed": seed,
-        "settings": settings if lr else {}, "settings_digest": f"{layer} {lr} {width}",
-        "recorded": f"2026-01-01T00:{minute:02}:00+00:00",
-        "extra": {"bleu": score, "beam": 4, "length_penalty": 0.6},
-    }  # fmt: skip
-    return replace(next(row for row in RUNS if row.recipe == "multi30k-tied"), **fields)
-
-
-def bleu(rows: list[report.Row]) -> list[list[str]]:
-    lines = ledger_tables.bleu(ledger_tables.comparisons(rows))
-    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| multi30k")]
-
-
-def test_of_a_layer_its_latest_settings_and_of_a_seed_its_latest_run_count():
-    tied, dual = bleu(
-        [
-            *(made("tied", seed, 40.0 + seed, seed) for seed in (1, 2)),
-            *(made("dual", seed, 30.0, 3) for seed in (1, 2)),
-            made("dual", 2, 41.0, 9, width=9),
-            made("dual", 1, 11.0, 7, width=9),
-            made("dual", 1, 43.0, 8, width=9),
-        ]
-    )
-    assert tied[3:5] == ["41.00, 42.00", "41.50"]
-    assert dual[3:6] == ["43.00, 41.00", "42.00", "+0.50 ± 1.12"]  # sqrt(0.25 + 1)
-
-
-@pytest.mark.parametrize("lr", [1e-3, None])
-def test_runs_of_other_settings_are_not_compared(lr):
-    rows = [
-        *(made("tied", seed, 40.0, 1, lr=lr) for seed in (1, 2, 3)),
-        *(made("dual", seed, 40.5, 2, lr=lr) for seed in (1, 2, 3)),
-        made("tied", 1, 20.0, 9, lr=5e-4),
-    ]
-    first, second, third = bleu(rows)
-    assert [first[0], second[0], third[0]] == ["multi30k (1)", "multi30k (1)", "multi30k (2)"]
-    assert (second[5], third[4]) == ("+0.50 ± 0.00", "20.00")
-    again = [made(layer, seed, 14.0, 9) for layer in ("tied", "dual") for seed in (1, 2, 3)]
-    if lr is None:  # made again with as many seeds
-        assert [row[:2] for row in bleu([*rows[:-1], *again])] == [
-            ["multi30k", "tied"],
-            ["multi30k", "dual"],
-        ]
