@@ -45,7 +45,8 @@ def results_page(heading: str, rows: Sequence[Row]) -> Iterator[str]:
     """Every row of the benchmarks."""
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
     commits = sorted({row["commit"] for row in rows})
-    made = "Made by `python bench/tables.py` from what the benchmarks wrote, not by hand."
+    made = "Every benchmark row of this device, question by question; [figures](figures.md) has the "
+    made += "summary. Made by `python bench/tables.py`, not by hand."
     yield from (f"# {heading}", "", made)
     how = "How it is measured: [bench/README.md](../bench/README.md)."
     yield f"{'; '.join(machines)}, commit {' and '.join(commits)}. {how}"
