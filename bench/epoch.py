@@ -7,7 +7,6 @@ not depend on them.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from drill.language_modeling.run import load_language_model
 from drill.tasks import train
 from drill.training.device import pick_device
 from drill.training.precision import for_dynamic_evaluation, matmul_precision, resolve_precision
+from drill.training.run.folder import RunFolder
 from drill.training.settings import recipe
 
 RECIPES = ("ptb-tied", "ptb-drill-4", "wt2-tied", "wt2-drill-4")
@@ -41,8 +41,8 @@ def measured(
     with tempfile.TemporaryDirectory() as folder:
         settings = recipe(name, [*changes, f"training.epochs={epochs}"])
         train(settings, folder, device=device)
-        lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-        first, *seconds = (line["seconds"] for line in lines if line["kind"] == "epoch")
+        rows = RunFolder(folder).rows()
+        first, *seconds = (each["seconds"] for each in rows if each["kind"] == "epoch")
         row: dict[str, Any] = {
             "benchmark": "epoch",
             "name": name,

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from cases import Case, Size, parser
 from measure import Prepare, Report, Step, add_rate, measure
-from setting import Setting, Size, parser
 from step import our_step, plain_step, vocabulary
 from torch import Tensor, nn
 
@@ -35,29 +35,29 @@ def settings(size: str, layer: str, quick: bool) -> Settings:
     return chosen.changed(training={"compile": True})
 
 
-def stock(chosen: Settings, setting: Setting) -> nn.Module:
+def stock(chosen: Settings, case: Case) -> nn.Module:
     """The model of transformers with the blocks of ours, its head tied."""
     from transformers import AutoModelForCausalLM
 
     blocks = build.language_model(chosen, vocabulary(2)).encoder.body
     config = copy.deepcopy(blocks.config)
-    config.vocab_size, config.tie_word_embeddings = setting.size.labels, True
+    config.vocab_size, config.tie_word_embeddings = case.size.labels, True
     config.use_cache = False
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(setting.device).train()
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(case.device).train()
 
 
-def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
-    tied = settings(setting.name, "tied", quick)
+def variants(case: Case, quick: bool) -> dict[str, Prepare]:
+    tied = settings(case.name, "tied", quick)
     training = tied.training
     shape = training["bptt"] + 1, training["batch_size"]
-    data = torch.randint(setting.size.labels, shape, device=setting.device)
+    data = torch.randint(case.size.labels, shape, device=case.device)
     ids, targets = (each.t().contiguous() for each in (data[:-1], data[1:]))  # (B, T)
 
     def loop() -> Step:
-        model = stock(tied, setting)
+        model = stock(tied, case)
 
         def mean_loss() -> Tensor:
-            with setting.autocast():
+            with case.autocast():
                 logits = model(input_ids=ids).logits
                 return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -69,13 +69,13 @@ def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
 
         options = TrainingArguments(
             tempfile.gettempdir(),
-            bf16=setting.dtype == "autocast",
+            bf16=case.dtype == "autocast",
             torch_compile=training["compile"],
             optim="adamw_torch_fused",
-            use_cpu=setting.device.type == "cpu",
+            use_cpu=case.device.type == "cpu",
             report_to=[],
         )
-        made = Trainer(stock(tied, setting), options)
+        made = Trainer(stock(tied, case), options)
         made.create_optimizer_and_scheduler(1_000_000)
         model, optimizer = made.accelerator.prepare(made.model, made.optimizer)
         made.current_gradient_accumulation_steps = 1
@@ -92,7 +92,7 @@ def variants(setting: Setting, quick: bool) -> dict[str, Prepare]:
         return step
 
     models = {
-        name: partial(our_step, settings(setting.name, layer, quick), setting, data)
+        name: partial(our_step, settings(case.name, layer, quick), case, data)
         for name, layer in LAYERS.items()
     }
     return {BASE: loop, TRAINER: trainer, **models}
@@ -113,11 +113,11 @@ def main() -> None:
             size = size._replace(labels=labels // 100) if args.quick else size
             for dtype in dtypes:
                 torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-                setting = Setting(name, size, dtype, args.device)
-                models = variants(setting, args.quick)
+                case = Case(name, size, dtype, args.device)
+                models = variants(case, args.quick)
                 results = measure(models, args, rounds=(5, 100), no_graph=tuple(models))
                 add_rate(results, "tokens_per_second", tokens)
-                report.add(setting, results, compiled=chosen.training["compile"])
+                report.add(case, results, compiled=chosen.training["compile"])
                 torch.compiler.reset()
     report.finish("peak MiB: beyond weights and moments of AdamW; gradients are inside")
 

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
+from cases import Case, cases, parser
 from measure import Prepare, Report, Step, measure
-from setting import Setting, parser, settings
 from torch import nn
 
 from drill.layers import DeepResidual
@@ -15,19 +15,19 @@ NAMES = ("ptb", "wt2", "llm")
 TOKENS = (1, 64)
 
 
-def variants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
-    tokens, labels, width = setting.size
-    factory = {"device": setting.device, "dtype": setting.param_dtype}
+def variants(case: Case, stack: ExitStack) -> dict[str, Prepare]:
+    tokens, labels, width = case.size
+    factory = {"device": case.device, "dtype": case.param_dtype}
     hidden = torch.randn(tokens, width, **factory)
     embedding = nn.Embedding(labels, width, **factory)
 
     def layer() -> DeepResidual:
-        with torch.device(setting.device):
-            return DeepResidual(embedding, depth=4).to(setting.param_dtype).eval()
+        with torch.device(case.device):
+            return DeepResidual(embedding, depth=4).to(case.param_dtype).eval()
 
     def run(logits: nn.Module) -> Step:
         def step() -> list[torch.Tensor]:
-            with torch.no_grad(), setting.autocast():
+            with torch.no_grad(), case.autocast():
                 return [logits(hidden)]
 
         return step
@@ -48,11 +48,11 @@ def variants(setting: Setting, stack: ExitStack) -> dict[str, Prepare]:
 def main() -> None:
     args = parser(__doc__, NAMES).parse_args()
     report = Report("inference", args)
-    for named in settings(args, NAMES, on_cpu=1 if args.quick else 2):
+    for named in cases(args, NAMES, on_cpu=1 if args.quick else 2):
         for tokens in TOKENS:
-            setting = replace(named, size=named.size._replace(tokens=tokens))
+            case = replace(named, size=named.size._replace(tokens=tokens))
             with ExitStack() as stack:
-                report.add(setting, measure(variants(setting, stack), args, no_graph=(CACHED,)))
+                report.add(case, measure(variants(case, stack), args, no_graph=(CACHED,)))
     report.finish("folded is an nn.Linear of the same size: what differs from 1.00 is noise")
 
 

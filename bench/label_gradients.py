@@ -30,7 +30,7 @@ COLUMNS = ["step", "in", "out", "cos", "maps", "scale", "drift", *(f"<{n}" for n
 
 
 def gradients(model: LanguageModel, text: Tensor, bptt: int) -> list[Tensor]:
-    """Of the mean loss: by E as inputs, by E as labels, and by g_out(E); each (V, d)."""
+    """Gradients of the mean loss by E as inputs, E as labels, and g_out(E); each (V, d)."""
     E = model.layer.label_weight
     inputs = E.detach().clone().requires_grad_()
     model.encoder.embed = lambda ids: F.embedding(ids, inputs)

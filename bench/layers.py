@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from cases import SIZES, Case, cases, parser, random_inputs, training_step
 from measure import Prepare, Report, Step, measure
-from setting import SIZES, Setting, parser, random_inputs, settings, training_step
 from torch import nn
 
 import drill
@@ -42,18 +42,18 @@ BUILDERS: dict[str, Callable[[nn.Embedding], drill.OutputLayer]] = {
 """All over one embedding; names start as in ``LAYERS``."""
 
 
-def variants(setting: Setting) -> dict[str, Prepare]:
-    _, labels, width = setting.size
-    inputs = random_inputs(setting)
+def variants(case: Case) -> dict[str, Prepare]:
+    _, labels, width = case.size
+    inputs = random_inputs(case)
     hidden, targets = inputs.hidden, inputs.targets
-    embedding = nn.Embedding(labels, width, device=setting.device, dtype=setting.param_dtype)
+    embedding = nn.Embedding(labels, width, device=case.device, dtype=case.param_dtype)
     nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
 
     def prepare(build: Callable[[nn.Embedding], drill.OutputLayer]) -> Step:
-        with torch.device(setting.device):
-            layer = build(embedding).to(setting.param_dtype).train()
+        with torch.device(case.device):
+            layer = build(embedding).to(case.param_dtype).train()
         given = [hidden, *layer.parameters()]
-        return training_step(lambda: layer.nll(hidden, targets), given, setting)
+        return training_step(lambda: layer.nll(hidden, targets), given, case)
 
     return {name: partial(prepare, build) for name, build in BUILDERS.items()}
 
@@ -63,9 +63,9 @@ def main() -> None:
     options.add_argument("--layer", nargs="+", choices=BUILDERS, help="default: all")
     args = options.parse_args()
     report = Report("layers", args)
-    for setting in settings(args, list(SIZES)):
-        found = variants(setting)
-        report.add(setting, measure({name: found[name] for name in args.layer or found}, args))
+    for case in cases(args, list(SIZES)):
+        found = variants(case)
+        report.add(case, measure({name: found[name] for name in args.layer or found}, args))
     report.finish("MiB beyond gradients: peak beyond parameters, inputs and returned gradients")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from cases import SIZES, Case, HeadInputs, cases, parser, random_inputs, training_step
 from measure import Prepare, Report, Step, fastest, measure
-from setting import SIZES, HeadInputs, Setting, parser, random_inputs, settings, training_step
 from torch import Tensor
 
 from drill.kernels.loss.checks import IGNORE_INDEX
@@ -48,13 +48,13 @@ def cut(hidden: Tensor, weight: Tensor, targets: Tensor, _: None, **options: Any
     return linear_cross_entropy(hidden, weight, targets, ignore_index=IGNORE_INDEX, **options)
 
 
-def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Loss]:
+def losses(case: Case, args: argparse.Namespace) -> dict[str, Loss]:
     """Every implementation by name; libraries are imported when they are called."""
     ours = partial(nll, ignore_index=IGNORE_INDEX)
     impls = ("reference", "chunked", "triton", "auto")
     found: dict[str, Loss] = {f"drill {impl}": partial(ours, impl=impl) for impl in impls}
     found["drill auto, check=False"] = partial(ours, check=False)
-    bounded = "triton" if setting.device.type == "cuda" else "chunked"
+    bounded = "triton" if case.device.type == "cuda" else "chunked"
     for budget in args.memory:
         name = f"drill {bounded}, {budget} MiB"
         found[name] = partial(ours, impl=bounded, memory=budget * 2**20)
@@ -67,7 +67,7 @@ def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Loss]:
         name = f"F.linear_cross_entropy, {policy} chunks"
         found[name] = partial(torch_chunked, acc_policy=policy)
     found["liger-kernel"] = liger
-    if setting.dtype == "bfloat16":  # else its sums are float32 anyway
+    if case.dtype == "bfloat16":  # else its sums are float32 anyway
         found["liger-kernel, float32 sums"] = partial(liger, accum_dtype=torch.float32)
     found["cut-cross-entropy cce"] = cut
     found["cut-cross-entropy cce, filter_eps=None"] = partial(cut, filter_eps=None)
@@ -76,28 +76,28 @@ def losses(setting: Setting, args: argparse.Namespace) -> dict[str, Loss]:
     return found
 
 
-def variants(setting: Setting, inputs: HeadInputs, args: argparse.Namespace) -> dict[str, Prepare]:
+def variants(case: Case, inputs: HeadInputs, args: argparse.Namespace) -> dict[str, Prepare]:
     hidden, weight, bias, targets = inputs
 
     def prepare(name: str, loss: Loss) -> Step:
-        if setting.device.type == "cpu" and name.startswith(("liger", "cut")):
+        if case.device.type == "cpu" and name.startswith(("liger", "cut")):
             raise RuntimeError("needs a CUDA device")
         used = None if args.no_bias or name.startswith("cut") else bias
         given = [hidden, weight] if used is None else [hidden, weight, used]
-        return training_step(lambda: loss(hidden, weight, targets, used), given, setting)
+        return training_step(lambda: loss(hidden, weight, targets, used), given, case)
 
-    return {"GEMM floor": lambda: products(setting, inputs)} | {
-        name: partial(prepare, name, loss) for name, loss in losses(setting, args).items()
+    return {"GEMM floor": lambda: products(case, inputs)} | {
+        name: partial(prepare, name, loss) for name, loss in losses(case, args).items()
     }
 
 
-def products(setting: Setting, inputs: HeadInputs) -> Step:
+def products(case: Case, inputs: HeadInputs) -> Step:
     """The three matrix products no exact implementation can do without, and nothing else.
 
     The labels as they are or padded to a multiple of ``ALIGN``, whichever is faster: cuBLAS takes
     a slow path for a ragged number of labels, which an implementation need not take.
     """
-    hidden, weight = (x.detach().to(setting.matmul_dtype) for x in (inputs.hidden, inputs.weight))
+    hidden, weight = (x.detach().to(case.matmul_dtype) for x in (inputs.hidden, inputs.weight))
 
     def bare(weight: Tensor) -> Step:
         def step() -> Sequence[Tensor]:
@@ -109,16 +109,16 @@ def products(setting: Setting, inputs: HeadInputs) -> Step:
     missing = -len(weight) % ALIGN
     if not missing:
         return bare(weight)
-    return fastest([bare(weight), bare(F.pad(weight, (0, 0, 0, missing)))], setting.device)
+    return fastest([bare(weight), bare(F.pad(weight, (0, 0, 0, missing)))], case.device)
 
 
 class Truth:
     """Gradients of the same inputs in float64, or in float32 where that does not fit."""
 
-    def __init__(self, setting: Setting, inputs: HeadInputs) -> None:
-        tokens, labels, width = setting.size
+    def __init__(self, case: Case, inputs: HeadInputs) -> None:
+        tokens, labels, width = case.size
         needed = 8 * (4 * tokens * labels + 4 * labels * width)
-        fits = setting.device.type == "cpu" or needed < torch.cuda.mem_get_info()[0] // 2
+        fits = case.device.type == "cpu" or needed < torch.cuda.mem_get_info()[0] // 2
         self.dtype = torch.float64 if fits else torch.float32
         self.inputs = inputs
         self.known: dict[int, tuple[Tensor, ...]] = {}  # by the number of gradients
@@ -150,16 +150,16 @@ def main() -> None:
     args = options.parse_args()
     report = Report("loss", args)
     notes = []
-    for setting in settings(args, list(SIZES)):
-        inputs = random_inputs(setting, args.sharp)
-        truth = Truth(setting, inputs)
+    for case in cases(args, list(SIZES)):
+        inputs = random_inputs(case, args.sharp)
+        truth = Truth(case, inputs)
         results = measure(
-            variants(setting, inputs, args),
+            variants(case, inputs, args),
             args,
             inspect=truth.errors,
             no_graph=("liger", "cut", "F.linear_cross_entropy"),
         )
-        report.add(setting, results, sharp=args.sharp)
+        report.add(case, results, sharp=args.sharp)
         notes.append(f"errors: relative, against {truth.dtype} from the same inputs")
     if not args.no_bias:
         notes.append("cut-cross-entropy takes no bias; timed and compared without one")

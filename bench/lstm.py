@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from cases import Case, cases, parser, training_step
 from measure import Prepare, Report, Step, measure
-from setting import Setting, parser, settings, training_step
 from torch import Tensor, nn
 
 from drill.kernels.lstm.lstm import Implementation, lstm, lstm_stack
@@ -23,19 +23,19 @@ WIDER = 2.875  # the inner layers: 1150 / 400
 WEIGHT_DROP = 0.5
 
 
-def widths(setting: Setting) -> list[int]:
-    inner = int(WIDER * setting.size.width)
-    return [setting.size.width, inner, inner, setting.size.width]
+def widths(case: Case) -> list[int]:
+    inner = int(WIDER * case.size.width)
+    return [case.size.width, inner, inner, case.size.width]
 
 
-def variants(setting: Setting, steps: int) -> dict[str, Prepare]:
-    batch = setting.size.tokens // steps
+def variants(case: Case, steps: int) -> dict[str, Prepare]:
+    batch = case.size.tokens // steps
 
     def prepare(impl: Implementation) -> Step:
         torch.manual_seed(0)
-        with torch.device(setting.device):
-            layers = [nn.LSTM(*pair) for pair in pairwise(widths(setting))]
-            x = torch.randn(steps, batch, setting.size.width, requires_grad=True)
+        with torch.device(case.device):
+            layers = [nn.LSTM(*pair) for pair in pairwise(widths(case))]
+            x = torch.randn(steps, batch, case.size.width, requires_grad=True)
             states = [(torch.zeros(1, batch, layer.hidden_size),) * 2 for layer in layers]
 
         def loss() -> Tensor:
@@ -44,31 +44,31 @@ def variants(setting: Setting, steps: int) -> dict[str, Prepare]:
             return hidden.float().mean()
 
         given = [x, *(weight for layer in layers for weight in layer.parameters())]
-        return training_step(loss, given, setting)
+        return training_step(loss, given, case)
 
-    # The others multiply in bfloat16 whatever the setting says.
-    half = setting.matmul_dtype == torch.bfloat16
+    # The others multiply in bfloat16 whatever the case says.
+    half = case.matmul_dtype == torch.bfloat16
     impls: tuple[Implementation, ...] = (BASE, "persistent", "graph") if half else (BASE,)
     return {impl: lambda impl=impl: prepare(impl) for impl in impls}
 
 
-def errors(setting: Setting, steps: int, impl: Implementation) -> dict[str, float]:
+def errors(case: Case, steps: int, impl: Implementation) -> dict[str, float]:
     """The worst |found - truth| / |truth| of all layers: of a result, and of a gradient.
 
     The truth is in float64, of each layer by itself and without dropout. NaN where anything is NaN,
     which Python's own ``max`` would pass over.
     """
     torch.manual_seed(1)
-    batch = setting.size.tokens // steps
+    batch = case.size.tokens // steps
     outputs, gradients = [], []
-    for width, hidden in pairwise(widths(setting)):
-        with torch.device(setting.device):
+    for width, hidden in pairwise(widths(case)):
+        with torch.device(case.device):
             weights = [weight.detach() for weight in nn.LSTM(width, hidden).parameters()]
             state = [0.3 * torch.randn(1, batch, hidden) for _ in "hc"]
             wanted = [torch.randn(n, batch, hidden) for n in (steps, 1, 1)]
             problem = [torch.randn(steps, batch, width), *state, *weights, *wanted]
         truth = solve(BASE, problem, torch.float64, nullcontext())
-        found = solve(impl, problem, torch.float32, setting.autocast())
+        found = solve(impl, problem, torch.float32, case.autocast())
         pairs = zip(found, truth, strict=True)
         wrong = torch.stack([(a.double() - b).norm() / b.norm() for a, b in pairs])
         outputs.append(wrong[:3].max())
@@ -99,18 +99,18 @@ def main() -> None:
     steps = QUICK_STEPS if args.quick else STEPS
     report = Report("lstm", args)
     names = NAMES[:1] if args.batch else NAMES
-    for named in settings(args, names, on_cuda=("tf32", "autocast")):
+    for named in cases(args, names, on_cuda=("tf32", "autocast")):
         torch.backends.cudnn.allow_tf32 = named.dtype == "tf32"
         for batch in args.batch or [named.size.tokens // steps]:
-            setting = replace(named, size=named.size._replace(tokens=batch * steps))
+            case = replace(named, size=named.size._replace(tokens=batch * steps))
             if args.batch:
-                setting = replace(setting, name=f"batch {batch}")
-            results = measure(variants(setting, steps), args)
+                case = replace(case, name=f"batch {batch}")
+            results = measure(variants(case, steps), args)
             for impl, row in results.items():
-                row |= {} if "error" in row else errors(setting, steps, impl)
-            report.add(setting, results, batch=batch, steps=steps)
+                row |= {} if "error" in row else errors(case, steps, impl)
+            report.add(case, results, batch=batch, steps=steps)
     report.finish(
-        "forward and backward of three layers, 70 steps, weight drop included",
+        f"forward and backward of three layers, {steps} steps, weight drop included",
         "graph ms: all of it as one CUDA graph; impl graph alone replays its own steps",
         "errors: the worst of the layers, each by itself in float64, nothing dropped",
     )

@@ -22,8 +22,8 @@ from statistics import median
 from typing import Any
 
 import torch
+from cases import Case
 from columns import Row, cells, section, text_table, title
-from setting import Setting
 from torch import Tensor
 
 from drill.training.device import device_name
@@ -228,9 +228,9 @@ class Report:
         self.machine = machine(args.device)
         self.rows: list[Row] = []
 
-    def add(self, setting: Setting, results: dict[str, Row], **facts: Any) -> None:
+    def add(self, case: Case, results: dict[str, Row], **facts: Any) -> None:
         """Rows of one section of the table; ``facts`` go into each."""
-        about = {"size": setting.name, **setting.size._asdict(), "dtype": setting.dtype}
+        about = {"size": case.name, **case.size._asdict(), "dtype": case.dtype}
         for name, result in results.items():
             row = {"benchmark": self.benchmark, "name": name, **about, **self.machine}
             self.rows.append(row | facts | result)

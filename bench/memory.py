@@ -2,8 +2,8 @@
 
 import os
 
+from cases import Case, Size, parser, random_inputs, training_step
 from measure import Prepare, Report, Step, measure
-from setting import Setting, Size, parser, random_inputs, training_step
 
 from drill.kernels.loss.nll import nll
 
@@ -12,11 +12,11 @@ TOKENS = (1024, 4096, 16_384)
 BUDGET = 256 * 2**20
 
 
-def variants(setting: Setting, budget: int) -> dict[str, Prepare]:
-    hidden, weight, bias, targets = random_inputs(setting)
+def variants(case: Case, budget: int) -> dict[str, Prepare]:
+    hidden, weight, bias, targets = random_inputs(case)
 
     def prepare(impl: str) -> Step:
-        if impl == "reference" and setting.device.type == "cpu":
+        if impl == "reference" and case.device.type == "cpu":
             # logits, their log-softmax and their gradient; the system would kill, not raise
             needed = 3 * 4 * len(hidden) * len(weight)
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -25,7 +25,7 @@ def variants(setting: Setting, budget: int) -> dict[str, Prepare]:
         return training_step(
             lambda: nll(hidden, weight, targets, bias, impl=impl, memory=budget),
             [hidden, weight, bias],
-            setting,
+            case,
         )
 
     return {impl: lambda impl=impl: prepare(impl) for impl in ("reference", "chunked", "triton")}
@@ -40,11 +40,11 @@ def main() -> None:
             size = Size(tokens, LABELS, 2048 if cuda else 64)
             if args.quick:
                 size = Size(tokens // 64, LABELS // 16, 16)
-            setting = Setting("memory", size, dtype, args.device)
+            case = Case("memory", size, dtype, args.device)
             budget = BUDGET // (256 if args.quick else 1)
-            logits = size.tokens * size.labels * setting.matmul_dtype.itemsize
-            results = measure(variants(setting, budget), args, rounds=(1, 1))
-            report.add(setting, results, budget_bytes=budget, logits_bytes=logits)
+            logits = size.tokens * size.labels * case.matmul_dtype.itemsize
+            results = measure(variants(case, budget), args, rounds=(1, 1))
+            report.add(case, results, budget_bytes=budget, logits_bytes=logits)
     report.finish("MiB beyond gradients: peak beyond inputs and the three returned gradients")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from cases import Case, add_layer_options, cases, parser
 from measure import Prepare, Report, Step, measure
-from setting import Setting, add_options, parser, settings
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -88,9 +88,9 @@ def locked(x: Tensor, p: float) -> Tensor:
     return x * F.dropout(x.new_ones(1, *x.shape[1:]), p)
 
 
-def sized(name: str, setting: Setting, changes: Sequence[str] = ()) -> Settings:
+def sized(name: str, case: Case, changes: Sequence[str] = ()) -> Settings:
     """The recipe; a try-out makes its embedding narrower."""
-    return recipe(name, changes).changed(encoder={"embedding_dim": setting.size.width})
+    return recipe(name, changes).changed(encoder={"embedding_dim": case.size.width})
 
 
 def plain_optimizer(table: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
@@ -126,16 +126,16 @@ def plain_step(chosen: Settings, model: nn.Module, loss: Callable[[], Tensor]) -
 
 
 def our_step(
-    chosen: Settings, setting: Setting, data: Tensor, kind: type[Steps | CapturedSteps] = Steps
+    chosen: Settings, case: Case, data: Tensor, kind: type[Steps | CapturedSteps] = Steps
 ) -> Step:
     """A step of `drill train` over all rows of ``data``."""
-    model = build.language_model(chosen, vocabulary(setting.size.labels), setting.device)
+    model = build.language_model(chosen, vocabulary(case.size.labels), case.device)
     optimizer = build_optimizer(chosen)
     optimizer.setup(model.train().named_parameters())
     if chosen.training["compile"]:
         model.encoder.compile()
     options = {key: chosen.training[key] for key in ("ar_weight", "tar_weight")} | {"check": False}
-    bptt, half = chosen.training["bptt"], setting.matmul_dtype == torch.bfloat16
+    bptt, half = chosen.training["bptt"], case.matmul_dtype == torch.bfloat16
     autocast = torch.bfloat16 if half else None
     steps = kind(model, data, optimizer, bptt=bptt, autocast=autocast, options=options)
     state = LanguageModelState(
@@ -154,12 +154,12 @@ def our_step(
     return step
 
 
-def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare]:
-    labels, device = setting.size.labels, setting.device
-    tied, deep = (sized(name, setting) for name in RECIPES[setting.name])
+def variants(case: Case, options: Sequence[str] = ()) -> dict[str, Prepare]:
+    labels, device = case.size.labels, case.device
+    tied, deep = (sized(name, case) for name in RECIPES[case.name])
     batch = tied.training["batch_size"]
     weights = {key: tied.training[key] for key in ("ar_weight", "tar_weight")}
-    ids = torch.randint(labels, (setting.size.tokens // batch + 1, batch), device=device)
+    ids = torch.randint(labels, (case.size.tokens // batch + 1, batch), device=device)
     inputs, targets = ids[:-1], ids[1:]
 
     def plain(chosen: Settings) -> Step:
@@ -171,7 +171,7 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
 
         def loss() -> Tensor:
             nonlocal state
-            with setting.autocast():
+            with case.autocast():
                 value, state = model(inputs, targets, state, **weights)
             return value
 
@@ -180,33 +180,33 @@ def variants(setting: Setting, options: Sequence[str] = ()) -> dict[str, Prepare
     depth = deep.layer["depth"]
     made = {BASE: partial(plain, tied), f"{BASE}, deep-residual {depth}": partial(plain, deep)}
     named = {"drill tied": tied, f"drill deep-residual {depth}": deep}
-    if setting.name != "demo":
-        named["drill mixture 15"] = sized(RECIPES[setting.name][0], setting, MIXTURE)
+    if case.name != "demo":
+        named["drill mixture 15"] = sized(RECIPES[case.name][0], case, MIXTURE)
     for each in options:
         changes = [f"layer.{change}" for change in each.split(",")]
         name = f"drill deep-residual {depth}, {each}"
-        named[name] = sized(RECIPES[setting.name][1], setting, changes)
+        named[name] = sized(RECIPES[case.name][1], case, changes)
     for name, chosen in named.items():
-        made[name] = partial(our_step, chosen, setting, ids)
+        made[name] = partial(our_step, chosen, case, ids)
         if device.type == "cuda":
-            made[f"{name}, replayed"] = partial(our_step, chosen, setting, ids, CapturedSteps)
+            made[f"{name}, replayed"] = partial(our_step, chosen, case, ids, CapturedSteps)
     return made
 
 
 def main() -> None:
     options = parser(__doc__, tuple(RECIPES))
-    add_options(options)
+    add_layer_options(options)
     args = options.parse_args()
     report = Report("step", args)
     # Parameters are float32 in training.
-    for setting in settings(args, tuple(RECIPES), on_cuda=("tf32", "autocast")):
+    for case in cases(args, tuple(RECIPES), on_cuda=("tf32", "autocast")):
         # A step of an optimizer is no CUDA graph as it is.
-        results = measure(variants(setting, args.options), args, no_graph=("plain", "drill"))
+        results = measure(variants(case, args.options), args, no_graph=("plain", "drill"))
         for name, row in results.items():
             kind = name.removeprefix("drill ").removesuffix(", replayed")
             own = BASE if kind == "tied" else f"{BASE}, {kind}"
             row |= {"own_plain": own} if own in results else {}  # a mixture has none
-        report.add(setting, results)
+        report.add(case, results)
     report.finish(
         "a step of the recipe: loss, gradients, clipping, update; the same dropouts everywhere"
     )

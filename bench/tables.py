@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from cases import LARGE
 from columns import COLUMNS, Row, cells, section, title
-from setting import LARGE
 
 from drill.report.results.paper import PAPER
 from drill.report.study.plan import read_plan
@@ -45,8 +45,8 @@ def results_page(heading: str, rows: Sequence[Row]) -> Iterator[str]:
     """Every row of the benchmarks."""
     machines = sorted({f"{row['device']}, torch {row['torch']}" for row in rows})
     commits = sorted({row["commit"] for row in rows})
-    made = "Every benchmark row of this device, question by question; [figures](figures.md) has the "
-    made += "summary. Made by `python bench/tables.py`, not by hand."
+    made = "Every benchmark row of this device, question by question; [figures](figures.md) has "
+    made += "the summary. Made by `python bench/tables.py`, not by hand."
     yield from (f"# {heading}", "", made)
     how = "How it is measured: [bench/README.md](../bench/README.md)."
     yield f"{'; '.join(machines)}, commit {' and '.join(commits)}. {how}"

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from cases import Case, add_layer_options, cases, parser
 from measure import Prepare, Report, Step, add_rate, measure
-from setting import Setting, add_options, parser, settings
 from torch import Tensor, nn
 
 from drill.layers import DeepResidual, OutputLayer, TiedSoftmax
@@ -39,25 +39,25 @@ LAYERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
 }
 
 
-def translator(setting: Setting, layer: str) -> Translator:
+def translator(case: Case, layer: str) -> Translator:
     """Random weights that never end a sentence by themselves; post-norm, as MarianMT is."""
     torch.manual_seed(0)
-    blocks, heads, inner = SIZES[setting.name]
-    embedding = nn.Embedding(setting.size.labels, setting.size.width)
+    blocks, heads, inner = SIZES[case.name]
+    embedding = nn.Embedding(case.size.labels, case.size.width)
     sizes = {"layers": blocks, "heads": heads, "feedforward": inner, "norm": "post"}
     transformer = Transformer(embedding, **sizes, pad=PAD, init_embeddings=True)
     model = Translator(transformer, LAYERS[layer](embedding))
     with torch.no_grad():
         model.layer.bias[END] = -1e4
-    return model.to(setting.device)
+    return model.to(case.device)
 
 
-def marian(setting: Setting) -> nn.Module:
+def marian(case: Case) -> nn.Module:
     """The tied translator's weights in the other library's model."""
     from transformers import MarianConfig, MarianMTModel
 
-    config, tensors = exported_weights(translator(setting, "tied"), positions=128)
-    model = MarianMTModel(MarianConfig(**config)).to(setting.device)
+    config, tensors = exported_weights(translator(case, "tied"), positions=128)
+    model = MarianMTModel(MarianConfig(**config)).to(case.device)
     tied = {"lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}
     loaded = model.load_state_dict(tensors, strict=False)
     assert {name.removesuffix(".weight") for name in loaded.missing_keys} <= tied, loaded
@@ -67,10 +67,10 @@ def marian(setting: Setting) -> nn.Module:
 # -- training -------------------------------------------------------------------------------------
 
 
-def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
-    rows = setting.size.tokens // LENGTH
+def training(case: Case, compiled: bool) -> dict[str, Prepare]:
+    rows = case.size.tokens // LENGTH
     # source, target_in, target_out
-    ids = torch.randint(3, setting.size.labels, (3, rows, LENGTH), device=setting.device)
+    ids = torch.randint(3, case.size.labels, (3, rows, LENGTH), device=case.device)
     batch = ids.unbind()
 
     def theirs(model: nn.Module, source: Tensor, target_in: Tensor, target_out: Tensor) -> Tensor:
@@ -87,11 +87,11 @@ def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
     def prepare(name: str, suffix: str) -> Step:
         """Gradients launched kernel by kernel or replayed, then Adam."""
         base = name == BASE
-        model = marian(setting) if base else translator(setting, name.removeprefix("drill "))
+        model = marian(case) if base else translator(case, name.removeprefix("drill "))
         run = torch.compile(model.train()) if suffix == COMPILED else model.train()
 
         def loss(*batch: Tensor) -> Tensor:
-            with setting.autocast():
+            with case.autocast():
                 return (theirs if base else ours)(run, *batch)
 
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
@@ -108,7 +108,7 @@ def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
         return step
 
     suffixes = [""]
-    suffixes += [GRAPH] if setting.device.type == "cuda" else []
+    suffixes += [GRAPH] if case.device.type == "cuda" else []
     suffixes += [COMPILED] if compiled else []
     return {
         name + suffix: partial(prepare, name, suffix)
@@ -120,12 +120,12 @@ def training(setting: Setting, compiled: bool) -> dict[str, Prepare]:
 # -- search ---------------------------------------------------------------------------------------
 
 
-def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prepare]:
-    ids = torch.randint(3, setting.size.labels, (sentences, LENGTH), device=setting.device)
+def search(case: Case, sentences: int, stack: ExitStack) -> dict[str, Prepare]:
+    ids = torch.randint(3, case.size.labels, (sentences, LENGTH), device=case.device)
     ids[:, -1] = END
 
     def theirs() -> Step:
-        model = marian(setting).to(setting.param_dtype).eval()
+        model = marian(case).to(case.param_dtype).eval()
         seen = torch.ones_like(ids)
 
         def step() -> list[Tensor]:
@@ -138,7 +138,7 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
         return step
 
     def ours(layer: str, graph: bool | None = None) -> Step:
-        model = translator(setting, layer).to(setting.param_dtype).eval()
+        model = translator(case, layer).to(case.param_dtype).eval()
         head = stack.enter_context(cached_head(model))
         search = Search(
             beam_size=BEAM,
@@ -157,7 +157,7 @@ def search(setting: Setting, sentences: int, stack: ExitStack) -> dict[str, Prep
         return step
 
     models = {BASE: theirs, **{f"drill {layer}": partial(ours, layer) for layer in LAYERS}}
-    if setting.device.type == "cuda":
+    if case.device.type == "cuda":
         models["drill tied, graph=False"] = partial(ours, "tied", graph=False)
     return models
 
@@ -170,7 +170,7 @@ def main() -> None:
     options.add_argument("--sentences", type=int, nargs="+", default=[64], help="searched at once")
     options.add_argument("--compile", action="store_true", help="also with torch.compile: minutes")
     options.add_argument("--task", nargs="+", choices=TASKS, default=TASKS, help="default: both")
-    add_options(options)
+    add_layer_options(options)
     args = options.parse_args()
     for each in args.options:
         given = apply_overrides({}, [f"layer.{change}" for change in each.split(",")])["layer"]
@@ -178,18 +178,18 @@ def main() -> None:
     rounds = (5, 100)
     every = (BASE, "drill")  # not captured as they are: an optimizer counts its steps on the host
     report = Report("translation", args)
-    for setting in settings(args, NAMES, on_cuda=["autocast"]):
+    for case in cases(args, NAMES, on_cuda=["autocast"]):
         if "training" in args.task:
-            models = training(setting, args.compile)
+            models = training(case, args.compile)
             results = measure(models, args, rounds=rounds, no_graph=every)
-            add_rate(results, "target_tokens_per_second", setting.size.tokens // LENGTH * LENGTH)
-            report.add(setting, results, task="training", length=LENGTH)
+            add_rate(results, "target_tokens_per_second", case.size.tokens // LENGTH * LENGTH)
+            report.add(case, results, task="training", length=LENGTH)
         if "search" not in args.task:
             continue
         for sentences in [4] if args.quick else args.sentences:
-            size = setting.size._replace(tokens=sentences * LENGTH)
-            dtype = "bfloat16" if setting.dtype == "autocast" else setting.dtype
-            searched = Setting(setting.name, size, dtype, setting.device)
+            size = case.size._replace(tokens=sentences * LENGTH)
+            dtype = "bfloat16" if case.dtype == "autocast" else case.dtype
+            searched = Case(case.name, size, dtype, case.device)
             with ExitStack() as stack:
                 models = search(searched, sentences, stack)
                 results = measure(models, args, rounds=rounds, no_graph=every)

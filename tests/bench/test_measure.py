@@ -6,7 +6,7 @@ import loss
 import measure
 import pytest
 import torch
-from setting import Setting, Size, random_inputs
+from cases import Case, Size, random_inputs
 
 CPU = torch.device("cpu")
 
@@ -48,8 +48,8 @@ def test_the_floor_of_the_loss_tries_padded_labels_too(labels, candidates, monke
         return steps[0]
 
     monkeypatch.setattr(loss, "fastest", first)
-    setting = Setting("toy", Size(6, labels, 8), "float32", CPU)
-    step = loss.products(setting, random_inputs(setting))
+    case = Case("toy", Size(6, labels, 8), "float32", CPU)
+    step = loss.products(case, random_inputs(case))
     assert [len(s()[0][0]) for s in tried or [step]] == candidates
     truth = step()
     for logits, to_hidden, to_weight in (s() for s in tried):

@@ -3,7 +3,7 @@
 import pytest
 import step
 import torch
-from setting import SIZES, Setting, Size
+from cases import SIZES, Case, Size
 
 from drill.data import Vocabulary
 from drill.language_modeling import build
@@ -81,9 +81,9 @@ def test_the_model_of_transformers_is_the_recipes():
     import gpt
 
     chosen = gpt.settings("medium", "tied", quick=True)
-    setting = Setting("medium", Size(32, 50, 32), "float32", torch.device("cpu"))
+    case = Case("medium", Size(32, 50, 32), "float32", torch.device("cpu"))
     ours = build.language_model(chosen, gpt.vocabulary(50)).train()
-    stock = gpt.stock(chosen, setting)
+    stock = gpt.stock(chosen, case)
     assert stock.lm_head.weight is stock.model.embed_tokens.weight
     stock.model.embed_tokens.weight = ours.encoder.embedding.weight
     stock.tie_weights()

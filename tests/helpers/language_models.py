@@ -149,7 +149,7 @@ def interrupted_after(
 
 
 def interrupted_replays(steps: int, optimizer: str) -> ScheduledOptimizer:
-    """The same for steps that are replayed: a optimizer hears of them before."""
+    """The same for steps that are replayed: an optimizer hears of them before."""
     made = OPTIMIZERS[optimizer]()
     stop = functools.partial(os.kill, os.getpid(), signal.SIGINT)
     made.prepare_step = acting(made.prepare_step, steps, stop, after=True)  # type: ignore

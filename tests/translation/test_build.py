@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from drill.data import DataError, Subwords
+from drill.data.catalog import SPLITS
 from drill.data.parallel.pairs import pairs_checksum
-from drill.data.text.catalog import SPLITS
 from drill.errors import RunFolderError, SettingsError
 from drill.language_modeling.build import finetune_settings
 from drill.language_modeling.run import load_language_model

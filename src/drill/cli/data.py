@@ -11,7 +11,7 @@ DEFAULT = ("en", "de")  # languages of the recipes
 
 def _list() -> None:
     """A line for every corpus: name, state, description."""
-    from drill.data.text.catalog import CORPORA, PARALLEL_CORPORA, data_folders
+    from drill.data.catalog import CORPORA, PARALLEL_CORPORA, data_folders
 
     for name, known in (CORPORA | PARALLEL_CORPORA).items():
         files = f", files {', '.join(known.train)}.{{en,de}}, from {known.origin}"
@@ -22,8 +22,8 @@ def _list() -> None:
 
 def _state(name: str) -> str:
     """Whether a corpus can be used; no text is read."""
+    from drill.data.catalog import CORPORA, PARALLEL_CORPORA, SPLITS, check_corpus, find
     from drill.data.parallel.corpora import check_parallel_corpus
-    from drill.data.text.catalog import CORPORA, PARALLEL_CORPORA, SPLITS, check_corpus, find
 
     try:
         if name in PARALLEL_CORPORA:

@@ -43,7 +43,7 @@ def demo(
     On the corpus that comes with drill; a few minutes on two CPU cores. The same command resumes.
     """
     from drill import tasks
-    from drill.data.text.catalog import check_corpus
+    from drill.data.catalog import check_corpus
     from drill.language_modeling.run import load_language_model
     from drill.report import write_report
     from drill.report.analysis.comparison import RunComparison

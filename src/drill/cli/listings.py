@@ -145,7 +145,9 @@ def _tables(settings: "Settings") -> Iterator[tuple[str, dict[str, Any], Any]]:
 @cache
 def descriptions() -> dict[str, dict[str, str]]:
     """Table -> setting -> what it means."""
-    return tomllib.loads(resources.files("drill.cli").joinpath("settings.toml").read_text("utf-8"))
+    return tomllib.loads(
+        resources.files("drill.cli").joinpath("setting_descriptions.toml").read_text("utf-8")
+    )
 
 
 # -- drill layers ---------------------------------------------------------------------------------

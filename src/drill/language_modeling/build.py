@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from drill.data import Ids, Vocabulary, WordFeatures, WordNet, cache_folder, read_corpus
-from drill.data.text.catalog import check_corpus
+from drill.data.catalog import check_corpus
 from drill.data.text.corpora import WORDS
 from drill.data.text.word_features import GLOSS
 from drill.errors import SettingsError, check_value

@@ -17,7 +17,7 @@ from drill.data import (
     load_vocabulary,
     read_corpus,
 )
-from drill.data.text.catalog import SPLITS
+from drill.data.catalog import SPLITS
 from drill.errors import RunFolderError, check_value
 from drill.language_modeling.build import described, dry_run, language_model
 from drill.language_modeling.evaluation.calibration import Calibration, calibration

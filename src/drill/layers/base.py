@@ -221,7 +221,7 @@ class OutputLayer(nn.Module, abc.ABC):
         """
 
     def kernel_summary(self, tokens: int) -> list[str]:
-        """Which kernels train on so many tokens, and why; one line per part with a choice."""
+        """Which kernels train on this many tokens, and why; one line per part with a choice."""
         return self.matrix.label_kernel_summary()
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -396,7 +396,7 @@ class MatrixLayer(OutputLayer):
         return [*super().kernel_summary(tokens), loss]
 
     def loss_kernel_summary(self, tokens: int, labels: int) -> str:
-        """Which kernels compute ``nll`` of so many tokens and labels, and why."""
+        """Which kernels compute ``nll`` of this many tokens and labels, and why."""
         like = torch.empty(0, **factory_kwargs(self.embedding))
         choice = choose(tokens, labels, compute_dtype(like), like.device)
         return f"loss {choice.impl} ({choice.reason})"

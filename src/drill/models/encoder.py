@@ -77,7 +77,7 @@ class Encoder(nn.Module, abc.ABC):
             yield
 
     def kernel_summary(self, batch: int) -> list[str]:
-        """Which kernels compute so many sequences, and why; one line per part with a choice."""
+        """Which kernels compute this many sequences, and why; one line per part with a choice."""
         return []
 
     @staticmethod

@@ -136,7 +136,7 @@ class LanguageModel(nn.Module):
         return self.encoder.initial_state(batch)
 
     def kernel_summary(self, batch: int, length: int) -> list[str]:
-        """Which kernels train on so many sequences of this length, and why."""
+        """Which kernels train on this many sequences of this length, and why."""
         return [*self.encoder.kernel_summary(batch), *self.layer.kernel_summary(batch * length)]
 
     @contextmanager

@@ -20,9 +20,9 @@ from drill.data import (
     encode_pairs,
     read_parallel_corpus,
 )
+from drill.data.catalog import SPLITS
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.pairs import KEEP_ALL, pairs_checksum, target_counts
-from drill.data.text.catalog import SPLITS
 from drill.errors import RunFolderError
 from drill.files import read_json
 from drill.models.translator import Translator

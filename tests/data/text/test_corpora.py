@@ -21,7 +21,7 @@ from drill.data import (
     load_corpus,
     read_corpus,
 )
-from drill.data.text.catalog import CORPORA, NamedCorpus, data_folders
+from drill.data.catalog import CORPORA, NamedCorpus, data_folders
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
 
@@ -48,7 +48,7 @@ def tiny(monkeypatch):
     """A standard corpus of six lines."""
     md5 = [hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values()]
     known = NamedCorpus("six lines", closed=True, md5=md5)
-    monkeypatch.setattr("drill.data.text.catalog.CORPORA", {"tiny": known})
+    monkeypatch.setattr("drill.data.catalog.CORPORA", {"tiny": known})
 
 
 # -- own text -----------------------------------------------------------------------------------

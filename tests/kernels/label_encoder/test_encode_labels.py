@@ -227,7 +227,7 @@ def test_who_multiplies():
         options = Options(0, True, False, locked, True, norm)
         return encode_labels._function(E, dtype, options, 2).__name__
 
-    assert function() == function(d=1024) == "FusedEncode"
+    assert function() == function(d=1024) == "LockedEncode"
     assert function(locked=False) == function(norm=True) == "PointwiseEncode"
     assert function(d=24) == function(labels=0) == "PointwiseEncode"
     assert function(dtype=torch.bfloat16) == "PointwiseEncode"  # the interpreter cannot

@@ -9,8 +9,7 @@ from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import console, counting, plain_table, printable
-from drill.cli.options import blocks_of_lines
-from drill.errors import DataError, SettingsError
+from drill.errors import SettingsError
 
 BATCH_SIZE, TOKENS_PER_STREAM = 20, 1000  # of a text: larger is faster and loses context
 
@@ -69,6 +68,7 @@ def _language_models(
     import numpy as np
 
     from drill.data import EOS, batchify
+    from drill.data.text.corpora import encode_text, read_own_text
     from drill.report.analysis import paired_bootstrap as bootstrap
 
     vocabulary = runs[0].vocabulary
@@ -77,12 +77,7 @@ def _language_models(
             f"{runs[1].folder.path} has another vocabulary than {runs[0].folder.path}",
             hint="losses compare over the same words only",
         )
-    if text is None:
-        ids = runs[0].ids.test
-    else:
-        ids = vocabulary.encode([line for block in blocks_of_lines(text) for line in block])
-        if len(ids) < 2:
-            raise DataError("has no words; give one sentence per line", key=str(text))
+    ids = runs[0].ids.test if text is None else encode_text(read_own_text(text), vocabulary)
     batch = max(1, min(BATCH_SIZE, len(ids) // TOKENS_PER_STREAM))
     losses = []
     for run in runs:

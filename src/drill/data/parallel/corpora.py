@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from drill.data.catalog import PARALLEL_CORPORA, SPLITS, data_folders, find
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.parallel.synthetic import numbers_and_dates_corpus
-from drill.data.text.catalog import PARALLEL_CORPORA, SPLITS, data_folders, find
 from drill.errors import DataError, check_value, nearest
 
 COMPRESSED = ("", ".gz", ".xz")
@@ -30,7 +30,7 @@ def read_parallel_corpus(
             name goes before a path.
         source: source language.
         target: target language.
-        pairs: the first so many pairs for training; of "numbers", so many are generated.
+        pairs: number of training pairs: the first ones; of "numbers", as many are generated.
         splits: which to read; the others are empty.
 
     Returns:
@@ -62,7 +62,7 @@ def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
 
 
 def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
-    """Of each part of a split the file of either language."""
+    """The source and target file of each part of a split."""
     stems: Sequence[str]
     known = PARALLEL_CORPORA.get(corpus)
     if known is not None:

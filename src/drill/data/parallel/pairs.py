@@ -218,7 +218,7 @@ def target_counts(pairs: Pairs, labels: int) -> NDArray[np.int64]:
 
 
 def pairs_checksum(pairs: Pairs, start: int = 0) -> int:
-    """Of these ids, after others whose checksum is ``start``."""
+    """The checksum of these ids, continued from ``start``."""
     return zlib.crc32(pairs.ids.tobytes(), zlib.crc32(pairs.offsets.tobytes(), start))
 
 

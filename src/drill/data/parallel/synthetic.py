@@ -15,9 +15,9 @@ from importlib import resources
 from random import Random
 from typing import Any
 
+from drill.data.catalog import SPLITS
 from drill.data.optional_packages import import_optional
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
-from drill.data.text.catalog import SPLITS
 from drill.errors import DataError, check_value
 
 Pair = tuple[str, str]  # English, German

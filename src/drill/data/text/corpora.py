@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from drill.data import catalog
 from drill.data.cache import cache_key, cached, load_array
+from drill.data.catalog import SPLITS
 from drill.data.download import download
 from drill.data.optional_packages import import_optional
 from drill.data.subwords import Subwords, cached_subwords
-from drill.data.text import catalog
-from drill.data.text.catalog import SPLITS
 from drill.data.text.vocabulary import EOS, UNK, SubwordVocabulary, Vocabulary, tokens
 from drill.errors import DataError, check_value
 from drill.files import cache_folder, decode_text, lines_of, read_bytes, read_text
@@ -246,7 +246,7 @@ def read_corpus(
         max_vocab_size: the most frequent words of own text up to this number; by default all.
         valid: fraction of a single file that becomes validation text.
         test: fraction of a single file that becomes test text.
-        held_out: so many random words become ``<unk>``.
+        held_out: this many random words become ``<unk>``.
         held_out_min_count: such words occur at least so often in training.
         held_out_max_count: and at most so often.
         held_out_seed: of their choice.

@@ -70,7 +70,7 @@ class WordFeatures:
             yield [*dict.fromkeys((kind, each) for each in texts), *itself]
 
     def _is_kept(self, feature: Feature, words: int, most: int) -> bool:
-        """Whether a feature that so many words have is kept; glosses' may have ``most`` words."""
+        """Whether a feature that this many words have is kept; glosses' may have ``most`` words."""
         kind, text = feature
         if kind == WORD:
             return WORD in self.kinds

@@ -33,7 +33,7 @@ from drill.kernels.runtime.dispatch import (
 from drill.kernels.runtime.overlap import has_started, run_overlapped
 from drill.kernels.runtime.padding import followed_by_zeros
 
-MOST_OVERLAPPED = {"ChainEncode": 2**31, "FusedEncode": 2**14, "PointwiseEncode": 2**14}
+MOST_OVERLAPPED = {"ChainEncode": 2**31, "LockedEncode": 2**14, "PointwiseEncode": 2**14}
 """Most labels for which encoding concurrently with an LSTM was measured to be faster: all maps in
 one launch at 33,278 labels, one after the other at 10,000."""
 
@@ -142,6 +142,8 @@ def _fused_missing(
         return "depth 0 has nothing to encode"
     if residual_between:
         return "no kernel has residual_between"
+    if maps[0].activation not in ACTIVATION_CODES:
+        return f"no kernel has the activation {maps[0].activation}"
     for i, f in enumerate(maps):
         if f.unfusable_reason is not None:
             return f"map {i} has to be called: {f.unfusable_reason}"
@@ -219,9 +221,9 @@ def _function(
     dtypes = (torch.float16, torch.float32 if INTERPRETED else torch.bfloat16)
     fits = dtype in dtypes and V > 0 and d % 16 == 0  # aligned rows
     if drops_columns(options) and fits:
-        from drill.kernels.label_encoder.locked.locked_encode import FusedEncode
+        from drill.kernels.label_encoder.locked.locked_encode import LockedEncode
 
-        return FusedEncode
+        return LockedEncode
     missing = chain_missing(embedding, dtype, options, depth)
     if missing is None:
         return ChainEncode

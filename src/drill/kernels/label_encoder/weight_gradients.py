@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 EXTRA = 16
-"""Columns of ones that X has beyond d. One is needed; so many keep the width a multiple of 16, and
+"""Columns of ones that X has beyond d. One is needed; with these the width is a multiple of 16, and
 Triton stores wide only where it knows that."""
 
 MANY = 16384
@@ -29,7 +29,7 @@ def sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
 def planes_for_sums(like: Tensor, maps: int, labels: int, width: int) -> Tensor:
     """(L, R, width) for the labels of each map, in bfloat16; who writes them clears rows beyond.
 
-    There are so many that ``sum_in_parts`` can cut them into equal parts.
+    There are this many that ``sum_in_parts`` can cut them into equal parts.
     """
     parts = _parts(labels)
     rows = -(-labels // (8 * parts)) * 8 * parts if parts > 1 else labels

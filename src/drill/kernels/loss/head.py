@@ -43,7 +43,7 @@ Wanted = tuple[bool, bool, bool]
 
 
 class Gradients(NamedTuple):
-    """Of a head; None where nobody asks."""
+    """Gradients of a head's inputs; None where none is required."""
 
     hidden: Tensor | None  # (N, k)
     weight: Tensor | None  # (V, k), while they are made also with padding and in another dtype
@@ -60,7 +60,7 @@ class Gradients(NamedTuple):
 
 
 def new_gradients(head: Head, wanted: Wanted, labels: int, dtype: torch.dtype) -> Gradients:
-    """Memory for gradients, rows first: that of so many labels in this dtype, of the bias zeros."""
+    """Memory for gradients, rows first; zeros for the bias."""
     hidden, weight, first = head.hidden, head.weight, torch.contiguous_format
     return Gradients(
         torch.empty_like(hidden, memory_format=first) if wanted[0] else None,

@@ -32,7 +32,7 @@ CLUSTER = 2
 """Blocks that share the stream of W. Of four, fewer fit on the device at once: 10 to 17% slower."""
 STAGES = 18
 ROWS, LABELS = 128, 160
-"""Of a block, of a tile."""
+"""Rows of a block; labels of a tile."""
 INNER = 32
 """Columns of a stage: C and W are padded to a multiple."""
 DEEPEST = 416
@@ -48,7 +48,7 @@ def depth_of(columns: int) -> int:
 
 
 def exponentials_missing(device: torch.device, dtype: torch.dtype, columns: int) -> str | None:
-    """Why the kernel cannot serve contexts and labels of so many columns; None where it can."""
+    """Why the kernel cannot serve contexts and labels of this many columns; None where it can."""
     if obstacle := hopper_missing(device):
         return obstacle
     if dtype != torch.bfloat16:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, Vocabulary
-from drill.data.text.catalog import CORPORA
+from drill.data.catalog import CORPORA
 from drill.training.progress import perplexity_of
 
 EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)

@@ -36,7 +36,9 @@ TOKENS_PER_LOSS = 4096
 """Hidden states of several segments go to the output layer at once: cached labels are compared with
 their parameters at every read, and a GPU has more to do per launch."""
 
-TOKENS_PER_PREDICTION = 512  # probabilities of all labels are computed for so many tokens at a time
+TOKENS_PER_PREDICTION = (
+    512  # probabilities of all labels are computed for this many tokens at a time
+)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def hidden_states(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Hidden states (n, B, d_h) of ``data`` (rows, B) and their targets (n, B), the state carried.
 
-    They are of a segment of ``bptt`` rows, or of several with ``at_least`` so many tokens.
+    They are of a segment of ``bptt`` rows, or of several with ``at_least`` this many tokens.
     """
     rows, batch = data.shape
     state = model.initial_state(batch)

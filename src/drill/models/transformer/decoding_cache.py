@@ -6,7 +6,7 @@ from torch import Tensor
 from drill.models.transformer.attention import KeysValues
 
 STEPS_AT_ONCE = 32
-"""Memory is allocated for so many steps at a time; a copy at every step would cost more."""
+"""Memory is allocated for this many steps at a time; a copy at every step would cost more."""
 
 
 class KeyValueCache:
@@ -17,7 +17,7 @@ class KeyValueCache:
     Those of the hypotheses are in one tensor for all layers, steps first: reordering is one copy of
     the steps so far. Row b*K + k is hypothesis k of sentence b.
 
-    With ``room`` there is memory for so many steps from the start. ``length`` is then a tensor
+    With ``room`` there is memory for this many steps from the start. ``length`` is then a tensor
     (1,), every step reads all of it with a mask, and no shape or address depends on the step: a
     CUDA graph of two steps can be replayed, two because a reordering swaps two buffers.
     """
@@ -52,7 +52,7 @@ class KeyValueCache:
         return 0 if self._cached is None else self._cached.shape[0]
 
     def reserve(self, steps: int) -> None:
-        """Allocate memory for so many steps in all and copy the cached ones."""
+        """Allocate memory for this many steps in all and copy the cached ones."""
         rows = self.sentences * self.hypotheses
         shape = (steps - self.room, len(self.source), 2, rows, *self.like.shape)
         # Masked entries are multiplied by 0, so they must be finite.

@@ -29,7 +29,9 @@ from drill.models.transformer.fused_blocks import fused_blocks
 
 Norm = Literal["pre", "post"]
 
-ALIGNED = 8  # fused attention copies a mask whose rows do not begin at multiples of so many numbers
+ALIGNED = (
+    8  # fused attention copies a mask whose rows do not begin at multiples of this many numbers
+)
 
 
 class Memory(NamedTuple):
@@ -192,7 +194,7 @@ class Transformer(nn.Module):
         Args:
             memory: from ``encode``.
             hypotheses: K, of every sentence.
-            room: allocates so many steps at once, at a fixed address: see ``KeyValueCache``.
+            room: allocates this many steps at once, at a fixed address: see ``KeyValueCache``.
 
         Returns:
             The cache, before the first step.

@@ -19,7 +19,7 @@ from drill.training.precision import evaluating
 
 ABSOLUTE = 1.0  # the tolerance of the released code: numpy.linalg.matrix_rank(A, tol=True)
 RELATIVE = 1e-6  # of the largest singular value
-CHUNK = 512  # log-probabilities of so many tokens are computed at a time
+CHUNK = 512  # log-probabilities of this many tokens are computed at a time
 
 
 class LogProbRank(NamedTuple):

@@ -23,7 +23,7 @@ TRANSLATION = "translation"  # used for its words by frequency; metrics.jsonl ha
 BANDS = ("word_bands", "subword_bands")
 
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
-MEASURED |= {"weights", "weights_epoch", "weights_step", "batch_size"}
+MEASURED |= {"weights", "weights_epoch", "weights_step", "weights_steps", "batch_size"}
 MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte", "bands", *BANDS}
 MEASURED |= {"types", "text_perplexity", "mass_elsewhere"}
 MEASURED |= {f"{of}{key}" for of in ("", "backoff_") for key in ("rank", "median_rank", "mass")}

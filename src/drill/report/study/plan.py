@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def stages(self) -> list[str]:
-        """Of all rows."""
+        """The stages that any row has, in order."""
         return [each for each in STAGES if any(each in row.stages for row in self.rows)]
 
     def only(self, names: Sequence[str]) -> "Plan":

@@ -191,7 +191,7 @@ class WeightAverage:
         self._share.fill_(self.share())
 
     def share(self) -> float:
-        """Of the last prepared iterate."""
+        """The weight of the last iterate in the mean."""
         return 1.0 / self.count
 
     @torch.no_grad()

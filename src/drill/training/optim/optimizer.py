@@ -250,7 +250,7 @@ class RunScheduled(ScheduledOptimizer):
         hold: share of the run at lr before it decays.
         final: share of lr at the end of the run.
         average_from: share of the run from which on the mean of all weights is taken, or None.
-        average_patience: averaging also starts after so many epochs without a better validation.
+        average_patience: averaging also starts after this many epochs without a better validation.
     """
 
     schedule: str

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from drill.data import DataError
+from drill.data.catalog import NAMES
 from drill.data.parallel.corpora import PARALLEL_NAMES
-from drill.data.text.catalog import NAMES
 from drill.errors import RunFolderError
 from drill.training.options import ended_by, used_limits
 from drill.training.run.folder import RunFolder

@@ -54,7 +54,7 @@ def share_of_unknown(corpus: Corpus, vocabulary: Vocabulary, ids: Ids) -> str | 
 
 
 def few_steps(settings: Settings, tokens: int) -> str | None:
-    """A warning if a language model on so many tokens gets only a few steps."""
+    """A warning if a language model on this many tokens gets only a few steps."""
     given = settings.training
     rows = tokens // given["batch_size"]
     if rows < 2:  # an error of its own

@@ -30,7 +30,7 @@ from drill.translation.search.decoding import (
 )
 
 DROP_DONE_AT = 8
-"""Sentences that are done leave the batch when they are one in so many: leaving copies the rest."""
+"""Done sentences leave the batch when they are one in this many: leaving copies the rest."""
 
 DROP_DONE_REPLAY_AT = 2
 """The same for CUDA graphs: what is left needs a new one, which takes as long as some tokens."""

@@ -89,7 +89,7 @@ class Search:
         check_sampling("Search", self.temperature, self.top_k, self.top_p, self.seed)
 
     def limit(self, tokens: int) -> int:
-        """The longest translation of a source of so many tokens; there is room for an <eos>."""
+        """The longest translation of a source of this many tokens; there is room for an <eos>."""
         return max(1, math.floor(self.max_ratio * tokens + self.max_extra))
 
     def replays(self, device: torch.device, head: Head) -> bool:

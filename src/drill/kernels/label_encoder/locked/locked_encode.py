@@ -31,7 +31,7 @@ _U_ROWS = 8
 """Rows of it where parts of U's gradient are summed: a thread loads all parts at once."""
 
 
-class FusedEncode(torch.autograd.Function):
+class LockedEncode(torch.autograd.Function):
     """(embedding, masks, dtype, options, depth, keep, *weights, *biases) -> labels (V, d).
 
     What backward needs is written whether it is to ``keep`` it or not: masks are for training.

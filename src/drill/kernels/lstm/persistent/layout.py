@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
     @property
     def warpgroups(self) -> int:
-        """Of a block, that multiply; another one fetches words, and one finishes sums."""
+        """Warpgroups of a block that multiply; one more fetches words, and one finishes sums."""
         return 2 if self.hidden > COLUMNS else 1
 
     @property
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
 
 
 def layout(hidden: int, clusters: int) -> Layout | None:
-    """Shapes for a hidden size where so many clusters of eight blocks run at once, or None."""
+    """Shapes for a hidden size where this many clusters of eight blocks run at once, or None."""
     step = UNITS if hidden <= COLUMNS else 2 * UNITS
     padded = -(-hidden // step) * step
     made = Layout(Shape(padded, backward=False), Shape(padded, backward=True))
@@ -85,7 +85,7 @@ class Cut(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Of eight rows, of a group."""
+        """Tiles of eight rows in a group."""
         return -(-self.size // 8)
 
     def flags(self, shape: Shape, steps: int) -> int:

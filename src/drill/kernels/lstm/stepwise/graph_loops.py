@@ -96,7 +96,7 @@ class Loop(ABC):
         self.table[0].add_(self.direction * steps)
 
     def capture(self, steps: int) -> None:
-        """Capture the graphs that so many steps need. Overwrites all buffers but w."""
+        """Capture the graphs that this many steps need. Overwrites all buffers but w."""
         if self.graphs is None:
             self.graphs = {}
         missing = sorted(set(pieces(steps)) - self.graphs.keys())
@@ -172,7 +172,7 @@ def acquire_loop(
     mask: Tensor | None,  # (B, H)
     capped: bool,
 ) -> Iterator[AnyLoop]:
-    """A loop with these weights, ready for so many steps; its other buffers are not cleared.
+    """A loop with these weights, ready for this many steps; its other buffers are not cleared.
 
     On a GPU a cached one with its graphs, nobody else's until the block ends. A new one that
     launches step by step where somebody else is capturing, since their graph will go on using it,

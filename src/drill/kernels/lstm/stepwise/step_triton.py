@@ -18,7 +18,7 @@ TABLE = 5
 """Entries of a table: the step, then four addresses."""
 
 UNITS = 128
-"""Of a program."""
+"""Units of a program."""
 
 
 @triton.jit(do_not_specialize=["step", "one", "two", "three", "four"])

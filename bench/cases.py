@@ -36,7 +36,7 @@ DTYPES = ("float32", "tf32", "bfloat16", "autocast")
 
 
 @dataclass(frozen=True)
-class Setting:
+class Case:
     name: str
     size: Size
     dtype: str
@@ -73,19 +73,19 @@ def parser(description: str, sizes: Sequence[str] = ()) -> argparse.ArgumentPars
     return options
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_layer_options(parser: argparse.ArgumentParser) -> None:
     """``--options``: of the label encoder, each for a row of its own."""
     what = "also deep residual with such options: norm=rms,init_range=0.3"
     parser.add_argument("--options", nargs="+", metavar="KEY=VALUE,...", default=[], help=what)
 
 
-def settings(
+def cases(
     args: argparse.Namespace,
     names: Sequence[str],
     *,
     on_cpu: int = 1,
     on_cuda: Sequence[str] = ("tf32", "bfloat16"),
-) -> Iterator[Setting]:
+) -> Iterator[Case]:
     """Every size in every precision; switches torch's tf32 on or off for each.
 
     Args:
@@ -103,7 +103,7 @@ def settings(
             if args.quick:
                 size = Size(size.tokens // 20, size.labels // 10, size.width // 8)
             print(f"measuring {name}, {dtype}, on {args.device}", file=sys.stderr, flush=True)
-            yield Setting(name, size, dtype, args.device)
+            yield Case(name, size, dtype, args.device)
 
 
 class HeadInputs(NamedTuple):
@@ -115,35 +115,33 @@ class HeadInputs(NamedTuple):
     targets: Tensor  # (N,), Zipf
 
 
-def random_inputs(setting: Setting, sharp: bool = False) -> HeadInputs:
+def random_inputs(case: Case, sharp: bool = False) -> HeadInputs:
     """Random inputs.
 
     Args:
         sharp: turn each hidden state towards its target's row. The target's logit then is
             log(V) + 2 above the others, so its probability is about 0.8, as in a trained model.
     """
-    tokens, labels, width = setting.size
+    tokens, labels, width = case.size
     torch.manual_seed(0)
-    with torch.device(setting.device):
+    with torch.device(case.device):
         hidden = torch.randn(tokens, width)
         weight = torch.randn(labels, width) / math.sqrt(width)
         bias = torch.randn(labels) / 10
         targets = torch.multinomial(1 / torch.arange(1.0, labels + 1), tokens, replacement=True)
         if sharp:
             hidden += (math.log(labels) + 2) * weight[targets]
-    hidden, weight, bias = (
-        x.to(setting.param_dtype).requires_grad_() for x in (hidden, weight, bias)
-    )
+    hidden, weight, bias = (x.to(case.param_dtype).requires_grad_() for x in (hidden, weight, bias))
     return HeadInputs(hidden, weight, bias, targets)
 
 
 def training_step(
-    loss: Callable[[], Tensor], inputs: Sequence[Tensor], setting: Setting
+    loss: Callable[[], Tensor], inputs: Sequence[Tensor], case: Case
 ) -> Callable[[], list[Tensor]]:
-    """Forward under the setting's autocast, backward outside it; returns the gradients."""
+    """Forward under the case's autocast, backward outside it; returns the gradients."""
 
     def step() -> list[Tensor]:
-        with setting.autocast():
+        with case.autocast():
             value = loss()
         grads = torch.autograd.grad(value, inputs, allow_unused=True)
         return [grad for grad in grads if grad is not None]
