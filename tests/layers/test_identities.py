@@ -1,6 +1,7 @@
 """What the layers have in common with each other, and with the paper's equations and counts."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from drill.layers import (
     SoftcappedSoftmax,
     TiedSoftmax,
 )
+from drill.layers.label_map import Activation
 from tests.layers.table import given, matrix_of
 
 PLACES = pytest.mark.parametrize("dropout_at", ["input", "output"])
@@ -65,7 +67,7 @@ def test_one_linear_map_without_bias_or_residual_is_bilinear(embedding):
     assert torch.equal(deep.labels(), bilinear.labels())
 
 
-@pytest.mark.parametrize("activation", ["sigmoid", "relu", "tanh", "gelu", "none"])
+@pytest.mark.parametrize("activation", get_args(Activation))
 def test_depth_one_without_residual_encodes_labels_as_the_dual_map_does(embedding, activation):
     deep = DeepResidual(embedding, 5, depth=1, activation=activation, residual=False)
     dual = DualNonlinear(embedding, 7, 5, activation=activation)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -13,16 +13,6 @@ from torch import Tensor, nn
 from drill.errors import invalid, require
 from drill.kernels.runtime.checks import is_integer, is_number
 from drill.kernels.runtime.checks import one_of as one_of
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "none": lambda x: x,
-}
-
 
 # -- constructor arguments ----------------------------------------------------------------
 # Each function returns a plain Python value, also for NumPy's numbers, or raises ValueError.

@@ -1,6 +1,7 @@
 """One trained map of label vectors: act(drop(norm(X)) U + b) [W]."""
 
 import math
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -11,7 +12,6 @@ from drill.kernels.label_encoder.options import RMS_EPS, KeptBits, draw_kept_bit
 from drill.kernels.runtime.dispatch import compute_dtype
 from drill.kernels.runtime.dropout_masks import draw_mask, masked
 from drill.layers.checks import (
-    ACTIVATIONS,
     check_fraction,
     hooked,
     init_uniform,
@@ -19,6 +19,14 @@ from drill.layers.checks import (
 )
 
 Activation = Literal["sigmoid", "relu", "tanh", "gelu", "silu", "none"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "none": lambda x: x,
+}
 DropoutAt = Literal["input", "output"]
 Norm = Literal["none", "rms"]
 Block = Literal["map", "mlp"]
@@ -49,7 +57,7 @@ class LabelMap(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        self.activation: str = one_of(name, "activation", activation, get_args(Activation))
+        self.activation: str = one_of(name, "activation", activation, tuple(ACTIVATIONS))
         self.dropout = check_fraction(name, "dropout", dropout)
         self.locked = locked
         self.dropout_at: str = one_of(name, "dropout_at", dropout_at, get_args(DropoutAt))

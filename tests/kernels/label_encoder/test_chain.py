@@ -210,7 +210,7 @@ def test_any_number_of_labels(labels):
 
 
 @by_chain
-@pytest.mark.parametrize("activation", ["relu", "sigmoid", "tanh", "gelu", "silu", "none"])
+@pytest.mark.parametrize("activation", ACTIVATION_CODES)
 @pytest.mark.parametrize(("size", "bad"), [((300, 64), 130), ((17_100, 24), 5)])
 def test_a_nan_in_one_label_stays_with_that_label(activation, size, bad):
     """Nor does it spread by the rows that pad a tile: with 132 multiprocessors a block has a second

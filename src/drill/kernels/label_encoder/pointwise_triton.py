@@ -3,15 +3,15 @@
 import triton
 import triton.language as tl
 
-from drill.kernels.label_encoder.options import RMS_EPS
+from drill.kernels.label_encoder.options import ACTIVATION_CODES, RMS_EPS
 from drill.kernels.runtime.triton_math import tanh
 
 _EPS = tl.constexpr(RMS_EPS)
-_SIGMOID = tl.constexpr(1)
-_RELU = tl.constexpr(2)
-_TANH = tl.constexpr(3)
-_GELU = tl.constexpr(4)
-_SILU = tl.constexpr(5)
+_SIGMOID = tl.constexpr(ACTIVATION_CODES["sigmoid"])
+_RELU = tl.constexpr(ACTIVATION_CODES["relu"])
+_TANH = tl.constexpr(ACTIVATION_CODES["tanh"])
+_GELU = tl.constexpr(ACTIVATION_CODES["gelu"])
+_SILU = tl.constexpr(ACTIVATION_CODES["silu"])
 
 
 @triton.jit
