@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,6 @@ from typer import Argument, Option, echo
 from drill.cli import options
 from drill.cli.display import console, counting, plain_table, printable
 from drill.errors import SettingsError
-
-BATCH_SIZE, TOKENS_PER_STREAM = 20, 1000  # of a text: larger is faster and loses context
 
 
 def compare(
@@ -35,21 +34,23 @@ def compare(
     interval covers this text; for other seeds of training use `drill study`.
     """
     from drill.language_modeling.run import LanguageModelRun
+    from drill.report.analysis import paired_comparison as comparison
     from drill.report.results.runs import distinct_names
     from drill.tasks import load
     from drill.training.run.folder import json_row
 
-    runs = [load(path, None, device) for path in (a, b)]
+    runs: list[Any] = [load(path, None, device) for path in (a, b)]
+    watch = partial(counting, quiet=quiet)
     if isinstance(runs[0], LanguageModelRun) != isinstance(runs[1], LanguageModelRun):
         raise SettingsError("is of another task than the first run", key=str(b))
     if isinstance(runs[0], LanguageModelRun):
         if reference is not None:
             raise SettingsError("is for translators", key="--reference")
-        found, rows = _language_models(runs, text, quiet)
+        found, rows = comparison.compare_losses(runs, text, watch)
     else:
         if (text is None) != (reference is None):
             raise SettingsError("translators need both --text and --reference", key="--text")
-        found, rows = _translators(runs, text, reference, quiet)
+        found, rows = comparison.compare_translations(runs, text, reference, watch)
     better = -1 if found["kind"] == "loss" else 1
     for name, sign in (("gained", better), ("lost", -better)):
         changed = [row for row in rows if sign * row["change"] > 0]
@@ -59,102 +60,6 @@ def compare(
         return
     named = distinct_names([a.resolve(), b.resolve()])
     _print([named[a.resolve()], named[b.resolve()]], found)
-
-
-def _language_models(
-    runs: Sequence[Any], text: Path | None, quiet: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The difference in loss, and that of every word."""
-    import numpy as np
-
-    from drill.data import EOS, batchify
-    from drill.data.text.corpora import encode_text, read_own_text
-    from drill.report.analysis import paired_bootstrap as bootstrap
-
-    vocabulary = runs[0].vocabulary
-    if vocabulary.words != runs[1].vocabulary.words:
-        raise SettingsError(
-            f"{runs[1].folder.path} has another vocabulary than {runs[0].folder.path}",
-            hint="losses compare over the same words only",
-        )
-    ids = runs[0].ids.test if text is None else encode_text(read_own_text(text), vocabulary)
-    batch = max(1, min(BATCH_SIZE, len(ids) // TOKENS_PER_STREAM))
-    losses = []
-    for run in runs:
-        with counting(run.folder.path.name, quiet) as progress:
-            found = run.token_losses(ids, batch_size=batch, progress=progress)
-        losses.append(found.double().numpy())
-    targets = batchify(ids, batch)[1:].t().flatten().numpy()
-    difference = bootstrap.paired_bootstrap(
-        bootstrap.line_losses(losses[0], losses[1], targets, vocabulary.ids[EOS]),
-        bootstrap.loss_difference,
-    )
-    tokens = np.bincount(targets, minlength=len(vocabulary))
-    sums = [np.bincount(targets, weights=each, minlength=len(vocabulary)) for each in losses]
-    change = sums[1] - sums[0]
-    rows = [
-        {
-            "word": vocabulary.words[i],
-            "seen": int(vocabulary.counts[i]),
-            "tokens": int(tokens[i]),
-            "a": float(sums[0][i] / tokens[i]),
-            "b": float(sums[1][i] / tokens[i]),
-            "change": float(change[i]),
-        }
-        for i in np.flatnonzero(change)
-    ]
-    a, b = (float(each.mean()) for each in losses)
-    return {"kind": "loss", "tokens": len(targets), "a": a, "b": b, **vars(difference)}, rows
-
-
-def _translators(
-    runs: Sequence[Any], text: Path | None, reference: Path | None, quiet: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The difference in BLEU, and in how often each word is right."""
-    import numpy as np
-
-    from drill.data import ParallelText
-    from drill.data.parallel.moses_words import LANGUAGES
-    from drill.data.parallel.moses_words import words as cut
-    from drill.report.analysis import paired_bootstrap as bootstrap
-
-    data = [run.settings.data for run in runs]
-    if any(data[0][side] != data[1][side] for side in ("source", "target")):
-        raise SettingsError("the runs translate between different languages")
-    language = data[0]["target"]
-    if text is None or reference is None:
-        pairs = runs[0].split("test")[0]
-    else:
-        pairs = ParallelText.from_files(text, reference)
-    reference_lines = list(pairs.target)
-    hypotheses = []
-    for run in runs:
-        with counting(run.folder.path.name, quiet) as progress:
-            hypotheses.append(run.translate(pairs.source, progress=progress))
-    lines = [bootstrap.bleu_statistics(each, reference_lines, language) for each in hypotheses]
-    difference = bootstrap.paired_bootstrap(
-        np.concatenate(lines, axis=1), bootstrap.bleu_difference
-    )
-
-    def split(side: Sequence[str]) -> list[list[str]]:
-        known = language in LANGUAGES
-        return [list(cut(line, language)) if known else line.split() for line in side]
-
-    references = split(reference_lines)
-    matched = [bootstrap.matched_words(split(each), references) for each in hypotheses]
-    total = bootstrap.matched_words(references, references)
-    rows = [
-        {
-            "word": word,
-            "tokens": total[word],
-            "a": matched[0][word],
-            "b": matched[1][word],
-            "change": matched[1][word] - matched[0][word],
-        }
-        for word in total
-    ]
-    a, b = (bootstrap.corpus_bleu(each.sum(0)) for each in lines)
-    return {"kind": "bleu", "lines": len(reference_lines), "a": a, "b": b, **vars(difference)}, rows
 
 
 def _print(names: Sequence[str], found: dict[str, Any]) -> None:

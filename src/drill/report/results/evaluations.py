@@ -28,7 +28,7 @@ MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte"
 MEASURED |= {"types", "text_perplexity", "mass_elsewhere"}
 MEASURED |= {f"{of}{key}" for of in ("", "backoff_") for key in ("rank", "median_rank", "mass")}
 MEASURED |= {"among", "backoff_perplexity", "mixed_perplexity"}
-"""Keys that may differ between rows of the same weights and settings."""
+"""Keys that may differ between rows of the same weights and settings; all others are settings."""
 
 NOT_SHOWN = {*MEASURED, "weights_fingerprint"}
 
