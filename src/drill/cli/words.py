@@ -1,7 +1,6 @@
 """`drill words`: add words to a trained run; score held-out ones."""
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from drill.cli import options
 from drill.cli.display import counting, note
 from drill.cli.options import Split
 from drill.errors import SettingsError
+from drill.training.progress import perplexity_of
 
 if TYPE_CHECKING:
     from drill.cli.evaluation.rows import Evaluation
@@ -118,10 +118,10 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
             "types": found.types,
             "tokens": found.labels.tokens,
             "loss": found.labels.loss,
-            "perplexity": math.exp(found.labels.loss),
-            "backoff_perplexity": math.exp(found.backoff.loss),
-            "mixed_perplexity": math.exp(found.mixed),
-            "among": math.exp(found.labels.among),
+            "perplexity": perplexity_of(found.labels.loss),
+            "backoff_perplexity": perplexity_of(found.backoff.loss),
+            "mixed_perplexity": perplexity_of(found.mixed),
+            "among": perplexity_of(found.labels.among),
             **{key: getattr(found.labels, key) for key in RANKS},
             **{f"backoff_{key}": getattr(found.backoff, key) for key in RANKS},
             "mass_elsewhere": found.mass_elsewhere,

@@ -1,6 +1,5 @@
 """`drill compare`: two runs on the same text, with an interval, and the words that differ most."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typer import Argument, Option, echo
 from drill.cli import options
 from drill.cli.display import console, counting, plain_table, printable
 from drill.errors import SettingsError
+from drill.training.progress import perplexity_of
 
 
 def compare(
@@ -70,8 +70,8 @@ def _print(names: Sequence[str], found: dict[str, Any]) -> None:
     change, low, high = (f"{value:+.{digits}f}" for value in ends)
     rows = [["loss, nats per token" if loss else "BLEU", *both, change, f"{low} to {high}"]]
     if loss:
-        both = [f"{math.exp(found[side]):,.2f}" for side in "ab"]
-        change, low, high = (f"{100 * math.expm1(value):+.2f}%" for value in ends)
+        both = [f"{perplexity_of(found[side]):,.2f}" for side in "ab"]
+        change, low, high = (f"{100 * (perplexity_of(value) - 1):+.2f}%" for value in ends)
         rows.append(["perplexity", *both, change, f"{low} to {high}"])
     size = f"{found['tokens']:,} tokens" if loss else f"{found['lines']:,} lines"
     shown.print(plain_table([size, *names, "difference", "95% interval"], rows))

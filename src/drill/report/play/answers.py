@@ -28,6 +28,7 @@ from drill.report.page.figures import css_classes
 from drill.report.page.page import corpus_of
 from drill.report.results.runs import RunError, RunSummary, distinct_names, is_run, read_run
 from drill.training.precision import evaluating
+from drill.training.progress import perplexity_of
 from drill.translation.inference import translate
 from drill.translation.run import TranslationRun
 
@@ -146,7 +147,7 @@ class LanguageModelPlayer(Player):
         return {
             "tokens": tokens,
             "loss": number(total / tokens),
-            "perplexity": number(math.exp(min(total / tokens, 700))),
+            "perplexity": number(perplexity_of(total / tokens)),
             "bits_per_byte": None
             if sizes is None
             else number(total / math.log(2.0) / float(sizes[targets].sum())),
