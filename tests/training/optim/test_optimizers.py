@@ -297,3 +297,17 @@ def test_label_maps_have_a_rate_of_their_own(name):
     for (key, found), plain in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
         wanted = plain if key.startswith("encoder") else before[key] + 0.5 * (plain - before[key])
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_label_maps_with_a_rate_of_their_own_are_clipped_by_themselves(name):
+    """Their gradients, however large, leave the steps of the others as they are."""
+    nets = model(), model()
+    for net, factor in zip(nets, (1.0, 1000.0), strict=True):
+        optimizer = OPTIMIZERS[name](0.05, max_grad_norm=0.01, map_lr_scale=0.5)
+        optimizer.setup(net.named_parameters())
+        for key, p in net.named_parameters():
+            p.grad = torch.ones_like(p) * (1.0 if key.startswith("encoder") else factor)
+        optimizer.step(70, 70, 0.0)
+    for found, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(found, other)

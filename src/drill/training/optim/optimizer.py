@@ -41,7 +41,9 @@ class ScheduledOptimizer(abc.ABC):
         lr: learning rate of a full-length step, scaled for others by their length over bptt.
         weight_decay: of parameters.
         max_grad_norm: gradients are clipped to this norm; None does not clip.
-        map_lr_scale: factor of the learning rate of label maps (``is_label_map``).
+        map_lr_scale: factor of the learning rate of label maps (``is_label_map``). If it is not 1,
+            they are clipped by themselves too: their gradients may be many times larger than all
+            others, whose steps a common norm would shrink.
     """
 
     lr: float = field(kw_only=False)
@@ -86,22 +88,25 @@ class ScheduledOptimizer(abc.ABC):
         self.parameters = {name: p for name, p in named if p.requires_grad}
         if not self.parameters:
             raise ValueError(f"{type(self).__name__}: the model has no parameter to train")
+        self.clipped_together = [*self._by_rate(self.parameters).values()]
         self.optimizer: Optimizer = self.build()
+
+    def _by_rate(self, named: Mapping[str, nn.Parameter]) -> dict[bool, list[nn.Parameter]]:
+        """Whether they are label maps with a rate of their own -> parameters."""
+        found: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+        for name, p in named.items():
+            found[self.maps_differ and is_label_map(name)].append(p)
+        return {maps: parameters for maps, parameters in found.items() if parameters}
 
     def groups(
         self, named: Mapping[str, nn.Parameter], decays: bool = True
     ) -> list[dict[str, Any]]:
         """Parameter groups: label maps have one of their own if their rate differs."""
-        maps: list[nn.Parameter] = []
-        rest: list[nn.Parameter] = []
-        for name, p in named.items():
-            (maps if self.maps_differ and is_label_map(name) else rest).append(p)
         decay = self.weight_decay if decays else 0.0
-        groups: list[dict[str, Any]] = [
-            {"params": rest, "weight_decay": decay},
-            {"params": maps, "weight_decay": decay, "maps": True},
+        return [
+            {"params": parameters, "weight_decay": decay, **({"maps": True} if maps else {})}
+            for maps, parameters in self._by_rate(named).items()
         ]
-        return [group for group in groups if group["params"]]
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
         """Clip, step with lr * sampled_length / bptt, drop the gradients."""
@@ -134,7 +139,8 @@ class ScheduledOptimizer(abc.ABC):
     def apply_step(self) -> None:
         """The device's half: clip, step, drop the gradients, average."""
         if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters.values(), self.max_grad_norm)
+            for parameters in self.clipped_together:
+                nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self._late is not None:

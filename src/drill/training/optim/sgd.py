@@ -86,7 +86,8 @@ class FusedSgd(ScheduledOptimizer):
             )
             for group, numbers in zip(optimizer.param_groups, self._numbers, strict=True)
         ]
-        sgd_step.sgd_step(groups, clip=self.max_grad_norm)
+        for group in groups:  # label maps with a rate of their own are clipped by themselves
+            sgd_step.sgd_step([group], clip=self.max_grad_norm)
         optimizer.zero_grad(set_to_none=True)
 
     def capture_blocker(self) -> str | None:
