@@ -47,6 +47,7 @@ def test_score_reads_standard_input_and_files(run_cli, cli_error, workspace, mon
     assert [line.split("\t")[2] for line in out.splitlines()] == ["0", "0", "1"]
     monkeypatch.setattr(sys, "stdin", None)  # a closed one
     assert run_cli("score", "runs/tiny", "lines.txt")[1] == out
+    cli_error("score", "runs/tiny", key="standard input: is closed")
     for raw in (b"lamp\n\xff\xfe\n", b"lamp\nis\0lit\n"):
         (workspace / "bad.txt").write_bytes(raw)
         cli_error("score", "runs/tiny", "bad.txt", key="bad.txt: line 2 ")

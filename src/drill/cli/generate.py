@@ -97,7 +97,7 @@ def print_scores(loaded: "LanguageModelRun", file: Path | None, *, as_json: bool
 
     with as_settings_error():
         # Line by line for somebody who types, else in blocks, which is faster.
-        interactive = is_standard_input(file) and sys.stdin.isatty()
+        interactive = is_standard_input(file) and sys.stdin is not None and sys.stdin.isatty()
         found = scored(
             loaded.model,
             loaded.vocabulary,

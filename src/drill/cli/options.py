@@ -104,6 +104,8 @@ def name_of(file: Path | None) -> str:
 
 def _opened(file: Path | None) -> AbstractContextManager[Any]:
     if file is None or is_standard_input(file):
+        if sys.stdin is None:
+            raise DataError("is closed; name a file", key=name_of(file))
         return nullcontext(sys.stdin.buffer)
     return opened_text(file)
 

@@ -65,7 +65,7 @@ def settable_arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]
     for name in found.keys() - hints:
         raise SettingsError(
             f"{made.__name__} has no annotation for its argument {name}; settings are checked by "
-            f"annotations, so write one, such as {name}: int"
+            "annotations, so write one"
         )
     return {name: each.replace(annotation=hints[name]) for name, each in found.items()}
 

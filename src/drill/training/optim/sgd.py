@@ -1,6 +1,7 @@
 """SGD: plain, averaged, and first one, then the other.
 
-On a GPU a whole step, with clipping and averaging, is two launches (``kernels/optimizer``).
+On a GPU a whole step of a group of parameters, with clipping and averaging, is two launches
+(``kernels/optimizer``).
 """
 
 import logging
