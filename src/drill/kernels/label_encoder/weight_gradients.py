@@ -29,7 +29,7 @@ def sum_over_labels(dP: Tensor, X: Tensor) -> Tensor:
 def planes_for_sums(like: Tensor, maps: int, labels: int, width: int) -> Tensor:
     """(L, R, width) for the labels of each map, in bfloat16; who writes them clears rows beyond.
 
-    There are this many that ``sum_in_parts`` can cut them into equal parts.
+    As many as ``sum_in_parts`` needs to cut them into equal parts.
     """
     parts = _parts(labels)
     rows = -(-labels // (8 * parts)) * 8 * parts if parts > 1 else labels
