@@ -46,6 +46,7 @@ from drill.kernels.loss.products import add_product, engine_named, padded_weight
 from drill.kernels.mixture.passes import ProductAndPass, TorchPasses, at_most, spans
 from drill.kernels.runtime.autograd import require_plain_backward
 from drill.kernels.runtime.dispatch import compute_dtype, log_once, require_triton
+from drill.kernels.runtime.dropout_masks import multiply
 from drill.kernels.runtime.padding import aligned
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
@@ -344,20 +345,14 @@ class _OneSweep(torch.autograd.Function):
         if for_prior:
             grads[0] = (gamma * -factor).to(prior_dtype)
         if for_contexts:
-            grads[1] = _scaled(context_sums, (share * factor).view(-1, 1), context_dtype)
+            grads[1] = multiply(context_sums, (share * factor).view(-1, 1), context_dtype)
         if for_weight:
             sums = label_sums[: ctx.labels, : ctx.width]
-            grads[2] = _scaled(sums, factor, weight_dtype)
+            grads[2] = multiply(sums, factor, weight_dtype)
         if for_bias:
             column = ctx.width if for_weight else 0
             grads[3] = (label_sums[: ctx.labels, column] * factor).to(bias_dtype)
         return None, *grads, None, None, None
-
-
-def _scaled(sums: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """sums (n, columns) * factor, () or (n, 1), in the wider of their dtypes, rounded once."""
-    out = torch.empty(sums.shape, dtype=dtype, device=sums.device)
-    return torch.mul(sums, factor, out=out)
 
 
 def _apart(

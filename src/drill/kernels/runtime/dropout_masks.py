@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drill.kernels.runtime.dispatch import triton_missing
+
 
 def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
     """0 with probability p, else 1/(1-p), on the device of ``like``; float32, or wider as it is."""
@@ -32,6 +34,18 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
     return _Masked.apply(x, mask)
 
 
+def multiply(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """x * factor in ``dtype``, rounded once, without gradients; the factor broadcasts."""
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    if x.is_cuda and half and triton_missing(x.device, factor.dtype) is None:
+        from drill.kernels.runtime import multiply_triton
+
+        product = multiply_triton.multiply(x, factor, dtype)
+        if product is not None:
+            return product
+    return torch.mul(x, factor, out=torch.empty_like(x, dtype=dtype))
+
+
 def drop_entries(weight: Tensor, p: float) -> Tensor:
     """weight * m with standard dropout (DropConnect), for recurrent matrices."""
     return masked(weight, draw_mask(tuple(weight.shape), p, weight)) if p > 0.0 else weight
@@ -43,7 +57,7 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return torch.mul(x, mask, out=torch.empty_like(x))
+        return multiply(x, mask, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
