@@ -25,6 +25,7 @@ from drill.report.tables.markup import markdown_table
 
 ROOT = Path(__file__).parents[1]
 
+# The benchmarks on the page of results, in its order.
 QUESTIONS = {
     "layers": "What does each output layer cost in training, against weight tying?",
     "loss": "How fast, how small and how exact is the loss?",
@@ -108,10 +109,10 @@ def large_losses(rows: Sequence[Row]) -> list[list[str]]:
     return cells("loss", [row for row in found if "error" not in row])
 
 
-class Found(NamedTuple):
-    """A measured value: the number, how it is shown, and the commit it was measured at."""
+class Measured(NamedTuple):
+    """A value: the number where it is known, how it is shown, and the commit it was measured at."""
 
-    value: float
+    value: float | None
     text: str
     commit: str | None = None
 
@@ -120,8 +121,8 @@ class Aim(NamedTuple):
     """A line of the table of aims."""
 
     what: str
-    ours: Found | None
-    peers: dict[str, Found | None]
+    ours: Measured | None
+    peers: dict[str, Measured | None]
     aim: float | None = None
     unit: str = ""
     stretch: float | None = None
@@ -129,15 +130,15 @@ class Aim(NamedTuple):
     at_least: bool = False  # a speed: more is better
 
 
-def measured(
-    rows: Sequence[Row], names: Sequence[str], text: str, *keys: str, **wanted: object
-) -> Found | None:
-    """``keys`` of the newest row of the first name, and of the others from the same run.
+def newest(
+    rows: Sequence[Row], names: Sequence[str], *keys: str, **wanted: object
+) -> tuple[list[float], str] | None:
+    """``keys`` of the newest row of the first name, then of the others, and their commit.
 
-    Of four rows the first over the second and the third over the fourth come first. None where a
-    row is missing, and where what was measured last failed.
+    The others are of the same call of the benchmark, whose rows all have its ``time``. None where
+    a row is missing, and where what was measured last failed.
     """
-    keys, values = keys or ("ms_median",), []
+    values: list[float] = []
     for name in names:
         own = [row for row in rows if {"name": name, **wanted}.items() <= row.items()]
         own = [row for row in own if "error" in row or row.get(keys[0])]
@@ -146,9 +147,27 @@ def measured(
             return None
         values += (last[key] for key in keys)
         rows = [row for row in rows if row["time"] == last["time"]]
-    if len(values) == 4:
-        values = [values[0] / values[1], values[2] / values[3], *values]
-    return Found(values[0], text.format(*values), last["commit"])
+    return values, last["commit"]
+
+
+def measured(
+    rows: Sequence[Row], names: Sequence[str], text: str, *keys: str, **wanted: object
+) -> Measured | None:
+    """The first of the newest values, and all in ``text``."""
+    if (last := newest(rows, names, *(keys or ["ms_median"]), **wanted)) is None:
+        return None
+    values, commit = last
+    return Measured(values[0], text.format(*values), commit)
+
+
+def measured_ratios(
+    rows: Sequence[Row], names: Sequence[str], text: str, **wanted: object
+) -> Measured | None:
+    """First over second and third over fourth of the newest times; ``text`` has both, then all."""
+    if (last := newest(rows, names, "ms_median", **wanted)) is None:
+        return None
+    (a, b, c, d), commit = last
+    return Measured(a / b, text.format(a / b, c / d, a, b, c, d), commit)
 
 
 def aims(rows: Sequence[Row]) -> dict[str, Aim]:
@@ -159,18 +178,18 @@ def aims(rows: Sequence[Row]) -> dict[str, Aim]:
     step = {"benchmark": "step", "dtype": "autocast"}
     both = "{:.2f} ms replayed, {:.2f} launched"
 
-    def released(text: str) -> dict[str, Found | None]:
-        return {"released code": Found(0, text)}
+    def released(text: str) -> dict[str, Measured | None]:
+        return {"released code": Measured(None, text)}
 
     def lstms(what: str, size: str, aim: float, stretch: float) -> Aim:
-        def lstm(impl: str, dtype: str) -> Found | None:
+        def lstm(impl: str, dtype: str) -> Measured | None:
             wanted = {"benchmark": "lstm", "size": size, "dtype": dtype}
             return measured(rows, [impl], both, "ms_graph_median", "ms_median", **wanted)
 
         peers = {"cuDNN tf32": lstm("cudnn", "tf32"), "cuDNN bfloat16": lstm("cudnn", "autocast")}
         return Aim(what, lstm("persistent", "autocast"), peers, aim, " ms", stretch)
 
-    def epoch(name: str, key: str, how: str) -> Found | None:
+    def epoch(name: str, key: str, how: str) -> Measured | None:
         about = {"benchmark": "epoch", "precision": "bfloat16"}
         return measured(rows, [name], f"{{:.2f}} s, {how} replayed", key, **about)
 
@@ -188,15 +207,15 @@ def aims(rows: Sequence[Row]) -> dict[str, Aim]:
     def ratio(what: str, layer: str, size: str, aim: float, paper: str, theirs: str = "") -> Aim:
         names = [f"drill {each}{how}" for how in (", replayed", "") for each in (layer, "tied")]
         text = "{0:.3f} replayed ({2:.2f} over {3:.2f} ms), {1:.2f} launched"
-        ours = measured(rows, names, text, size=size, **step)
+        ours = measured_ratios(rows, names, text, size=size, **step)
         what = f"step {what} over that of `{size}-tied`"
         return Aim(what, ours, released(theirs) if theirs else {}, aim, paper=paper)
 
     def speed(what: str, peer: str, aim: float, how: str, names: Sequence[str], task: str) -> Aim:
         text = f"{{:.2f}} times with {how} in CUDA graphs, {{:.2f}} times with both launched"
         about = {"task": task, "dtype": "autocast" if task == "training" else "bfloat16"}
-        ours = measured(rows, names, text, benchmark="translation", size="nmt", **about)
-        return Aim(what, ours, {peer: Found(0, "")}, aim, at_least=True)
+        ours = measured_ratios(rows, names, text, benchmark="translation", size="nmt", **about)
+        return Aim(what, ours, {peer: Measured(None, "")}, aim, at_least=True)
 
     lstm_parts = "three LSTMs with weight drop, forward and backward, batch 20"
     dynamic = "dynamic evaluation of the Penn Treebank test text, gradient statistics included"
@@ -233,7 +252,7 @@ def aims_table(rows: Sequence[Row]) -> list[str]:
         others = {name: found.commit for name, found in line.peers.items() if found}
         others = (f"{name} {x}" for name, x in others.items() if x not in (None, own))
         cells = [line.what, peers(line), line.paper, aim, shown(line.ours), verdict(line)]
-        lines.append([*cells, "; ".join([own, *others])])
+        lines.append([*cells, "; ".join(filter(None, [own, *others]))])
     return markdown_table(lines, "llrrl")
 
 
@@ -241,21 +260,21 @@ def peers(line: Aim, form: str = "{0.text}") -> str:
     return "; ".join(f"{name} {shown(found, form)}".rstrip() for name, found in line.peers.items())
 
 
-def shown(found: Found | None, form: str = "{0.text}") -> str:
+def shown(found: Measured | None, form: str = "{0.text}") -> str:
     return "not measured" if found is None else form.format(found)
 
 
 def verdict(line: Aim) -> str:
     """Met, or missed by what share of the aim; the stretch where the aim is met."""
-    if line.aim is None or line.ours is None:
+    if line.aim is None or line.ours is None or line.ours.value is None:
         return ""
-    over = line.ours.value / line.aim - 1
-    if (-over if line.at_least else over) > 0:
-        return f"missed by {abs(over):.1%}"
+    ours, sign = line.ours.value, -1 if line.at_least else 1
+    missed, further = (sign * (ours / goal - 1) for goal in (line.aim, line.stretch or line.aim))
+    if missed > 0:
+        return f"missed by {missed:.1%}"
     if line.stretch is None:
         return "met"
-    over = line.ours.value / line.stretch - 1
-    return f"met; stretch missed by {over:.1%}" if over > 0 else "met, stretch too"
+    return f"met; stretch missed by {further:.1%}" if further > 0 else "met, stretch too"
 
 
 # -- the README's figures -------------------------------------------------------------------------
@@ -285,11 +304,17 @@ def speed(rows: Sequence[Row]) -> list[str]:
     goals = aims(rows)
     lstms, ratio, epoch = (goals[name] for name in ("lstms", "ratio", "epoch"))
     lines = [["", "ours", "compared with", "measured by"], *losses(rows)]
-    what = f"[the three LSTMs]({MODELS}) of the paper's language model, a batch of Penn Treebank "
-    what, ours = f"{what}forward and backward", shown(lstms.ours, "{0.value:.2f} ms")
-    lines.append([what, ours, peers(lstms, "{0.value:.1f} ms"), "`python bench/lstm.py`"])
-    what = f"time of a [training step]({MODELS}) with four label maps on Penn Treebank, as a "
-    what, ours = f"{what}multiple of tied weights'", shown(ratio.ours, "{0.value:.2f} times")
+    what = (
+        f"[the three LSTMs]({MODELS}) of the paper's language model, a batch of Penn Treebank "
+        "forward and backward"
+    )
+    ours, theirs = shown(lstms.ours, "{0.value:.2f} ms"), peers(lstms, "{0.value:.1f} ms")
+    lines.append([what, ours, theirs, "`python bench/lstm.py`"])
+    what = (
+        f"time of a [training step]({MODELS}) with four label maps on Penn Treebank, as a multiple "
+        "of tied weights'"
+    )
+    ours = shown(ratio.ours, "{0.value:.2f} times")
     theirs = f"paper {ratio.paper}, authors' {peers(ratio)}"
     lines.append([what, ours, theirs, "`python bench/step.py --dtype autocast`"])
     what = f"[epoch]({MODELS}) of `ptb-drill-4`, validation included"
@@ -331,7 +356,7 @@ def study_table(name: str) -> Iterator[str]:
         yield from [""] if stage != states.plan.stages[-1] else []
 
 
-def study_row(name: str, stage: str, row: str, what: str, paper: str = "") -> list[str]:
+def study_row(name: str, stage: str, row: str, what: str, paper_suffix: str = "") -> list[str]:
     """A line of ``quality`` from a row of a study and its baseline."""
     states = study(name)
     found = results_by_row(states, stage)
@@ -339,7 +364,9 @@ def study_row(name: str, stage: str, row: str, what: str, paper: str = "") -> li
     tied, ours = found[states.plan.baseline], found[row]
     means = [f"{mean(test(each[seed]) for seed in ours):.2f}" for each in (tied, ours)]
     change, _ = difference_cells(ours, tied, test, score)
-    published = [PAPER[f"{each}-{paper}"].test for each in ("ptb-tied", "ptb-drill-4") if paper]
+    published = [
+        PAPER[f"{each}-{paper_suffix}"].test for each in ("ptb-tied", "ptb-drill-4") if paper_suffix
+    ]
     cells = [*means, change, ", ".join(map(str, published)), str(len(ours))]
     return [what, *cells, f"`drill study studies/{name}.toml --report`"]
 
@@ -360,7 +387,7 @@ def pages() -> dict[Path, str]:
     tables = {
         "quality": quality(),
         "speed": speed(rows),
-        "layers": layers_and_losses(rows),
+        "layers": [*layers_and_losses(rows)],
         "aims": aims_table(rows),
     }
 

@@ -37,6 +37,7 @@ def test_words_are_added_scored_and_saved(run_cli, cli_output, cli_error, descri
     assert [json.loads(line)["kind"] for line in saved] == ["words", "words"]
     assert "equal share of <unk>" in run_cli("words", "runs/new", "--split", "test")[1]
     cli_error("words", "runs/new", "--add", "lamp", "one", "two", key="--add")
+    cli_error("words", "runs/new", "--add", "lamp", "--add", "lamp", "one", "two", key="--add")
     cli_error("words", "runs/new", "--out", "runs/other", key="--out")
     cli_error(
         "words", "runs/new", "--add", "lampboat", gloss, "--out", "runs/added", key="runs/added"

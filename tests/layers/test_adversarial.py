@@ -1,4 +1,4 @@
-"""Adversarial softmax is a softmax over logits of which that of the target is lowered."""
+"""Adversarial softmax: the loss when the logit of the target is lowered."""
 
 import copy
 import math
@@ -14,11 +14,11 @@ from drill.layers.wrappers.mixture import Mixture
 from tests.layers.table import ONE_EACH, V, batch, given, gradients, make
 
 EPSILON = 0.3
-SPLIT = ("sampled deep residual", "adaptive deep residual")
+PARTIAL_VOCABULARY = ("sampled deep residual", "adaptive deep residual")
 
 
-def losses_of(layer, context, targets):
-    """Per token: plain losses, and those of shifted logits in memory."""
+def log_probs_of(layer, context, targets):
+    """Per token: log p(target) of the plain logits, and of those with the target's lowered."""
     logits = F.linear(context, layer.weight, layer.bias)
     with torch.no_grad():
         delta = EPSILON * layer.weight[targets].norm(dim=-1) * context.norm(dim=-1)
@@ -28,12 +28,12 @@ def losses_of(layer, context, targets):
 
 def by_hand(layer, hidden, targets):
     if isinstance(layer, MatrixLayer):
-        return [-p for p in losses_of(layer, layer.context(hidden), targets)]
+        return [-p for p in log_probs_of(layer, layer.context(hidden), targets)]
     inner = layer.layer
     if isinstance(layer, Mixture):
         log_pi, contexts = layer.expert_contexts(hidden)
         each = targets[:, None].expand(log_pi.shape)
-        found = losses_of(inner, inner.context(contexts), each)
+        found = log_probs_of(inner, inner.context(contexts), each)
         return [-(log_pi + p).logsumexp(-1) for p in found]
     # Move the vector of each target against its context, and score it again.
     log_probs = layer.log_probs(hidden)
@@ -61,7 +61,7 @@ def single_context(layer, hidden, label):
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
-@pytest.mark.parametrize("name", [n for n in ONE_EACH if n not in SPLIT])
+@pytest.mark.parametrize("name", [n for n in ONE_EACH if n not in PARTIAL_VOCABULARY])
 def test_it_is_plain_pytorch_with_shifted_logits(name, impl):
     layer, hidden, targets = given(name, 12, dtype=torch.float64)
     plain, lowered = layer.adversarial_nll(hidden, targets, EPSILON, impl=impl)

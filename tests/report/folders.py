@@ -20,7 +20,9 @@ recipe = "{recipe}"
 corpus = "ptb"
 
 [encoder]
-widths = [400, 1150, 1150, 400]
+embedding_dim = 400
+hidden_size = 1150
+layers = 3
 
 [layer]
 name = "{layer}"

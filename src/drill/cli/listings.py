@@ -66,7 +66,7 @@ def _length(training: Mapping[str, Any]) -> str:
 class Setting(NamedTuple):
     key: str
     value: Any
-    default: Any  # None too where there is none
+    default: Any  # inspect.Parameter.empty where there is none
     kind: str
     description: str
 
@@ -172,8 +172,9 @@ def layers(
 ) -> None:
     """List the output layers and their cost.
 
-    Each computes softmax(g_out(E) g_in(h) + b) of the embedding E and the hidden state h. The costs
-    are parameters, and FLOPs of a training step and of inference.
+    A matrix layer computes softmax(g_out(E) g_in(h) + b) of the embedding E and the hidden state h;
+    the layers below deep-residual mix, bend or sample the logits of another. The costs are
+    parameters, and FLOPs of a training step and of inference.
     """
     from drill.layers.cost import FORMULAE, cost, example_layers
 

@@ -50,7 +50,8 @@ def train(
 
     _check_name(name)
     changes = [*(change or []), *([] if seed is None else [f"training.seed={seed}"])]
-    if os.path.isdir(recipe) and recipe not in recipe_names():  # Path.is_dir() fails on odd names
+    # Path.is_dir() raises where a name is too long.
+    if os.path.isdir(recipe) and recipe not in recipe_names():
         if name is not None:
             raise SettingsError(
                 f"{recipe} is resumed in its own folder",

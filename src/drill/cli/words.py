@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from drill.cli.evaluation.rows import Evaluation
 
 NEAREST = 5
-RANKS = ("rank", "median_rank", "mass")
+RANK_AND_MASS = ("rank", "median_rank", "mass")
 
 
 def words(
@@ -70,8 +70,8 @@ def words(
         vectors = label_vectors(added.model.encoder.embedding, added.model.layer)
         name = added.vocabulary.words.__getitem__
         for word in new:
-            found = nearest_labels(vectors, added.vocabulary.ids[word], name, top=NEAREST)
-            nearest = [each for each, _ in found.embedding]
+            neighbours = nearest_labels(vectors, added.vocabulary.ids[word], name, top=NEAREST)
+            nearest = [neighbour for neighbour, _ in neighbours.embedding]
             if as_json:
                 echo(json.dumps({"word": word, "nearest": nearest}, ensure_ascii=False))
             else:
@@ -93,6 +93,9 @@ def _pairs(words: list[str], glosses: list[str]) -> dict[str, str]:
             f"{len(words)} words and {len(glosses)} glosses; give each word one, '' for none",
             key="--add",
         )
+    twice = {word for word in words if words.count(word) > 1}
+    if twice:
+        raise SettingsError(f"{', '.join(sorted(twice))} given twice", key="--add")
     return dict(zip(words, glosses or [""] * len(words), strict=True))
 
 
@@ -104,7 +107,7 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
     for text in evaluation.texts:
         start = time.monotonic()
         with counting(f"held-out words, {text.name}", quiet) as progress:
-            found = score_held_out(
+            scores = score_held_out(
                 run,
                 added,
                 getattr(added.ids, text.name),
@@ -115,17 +118,17 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
         row = {
             "kind": "words",
             **text.row,
-            "types": found.types,
-            "tokens": found.labels.tokens,
-            "loss": found.labels.loss,
-            "perplexity": perplexity_of(found.labels.loss),
-            "backoff_perplexity": perplexity_of(found.backoff.loss),
-            "mixed_perplexity": perplexity_of(found.mixed),
-            "among": perplexity_of(found.labels.among),
-            **{key: getattr(found.labels, key) for key in RANKS},
-            **{f"backoff_{key}": getattr(found.backoff, key) for key in RANKS},
-            "mass_elsewhere": found.mass_elsewhere,
-            "text_perplexity": found.text.perplexity,
+            "types": scores.types,
+            "tokens": scores.labels.tokens,
+            "loss": scores.labels.loss,
+            "perplexity": perplexity_of(scores.labels.loss),
+            "backoff_perplexity": perplexity_of(scores.backoff.loss),
+            "mixed_perplexity": perplexity_of(scores.mixed),
+            "among": perplexity_of(scores.labels.among),
+            **{key: getattr(scores.labels, key) for key in RANK_AND_MASS},
+            **{f"backoff_{key}": getattr(scores.backoff, key) for key in RANK_AND_MASS},
+            "mass_elsewhere": scores.mass_elsewhere,
+            "text_perplexity": scores.text.perplexity,
             "seconds": round(time.monotonic() - start, 3),
             "batch_size": text.batch_size,
         }
@@ -133,10 +136,11 @@ def _score_held_out(evaluation: "Evaluation", quiet: bool) -> None:
 
 
 def _lines(row: dict[str, Any]) -> str:
-    """Three distributions of the same words, and what the text costs with them as labels."""
+    """How the held-out words are predicted: as labels, by an equal share of ``<unk>``, by a share
+    of it in the labels' proportions, and among each other; and the whole text with these labels."""
 
     def ranks(of: str) -> str:
-        mean, median, mass = (row[f"{of}{key}"] for key in RANKS)
+        mean, median, mass = (row[f"{of}{key}"] for key in RANK_AND_MASS)
         return f"mean rank {mean:8,.1f}  median {median:8,.1f}  mass {mass:.4f}"
 
     lines = [

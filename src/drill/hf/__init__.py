@@ -6,6 +6,10 @@ model = AutoModelForCausalLM.from_pretrained(name)
 attach(model, "deep-residual", depth=2)  # Trainer, generate, save_pretrained: as before
 model.save_pretrained("out")             # after `import drill.hf`, AutoModelForCausalLM reads it
 fold(model).save_pretrained("stock")     # a plain model: no drill needed to read it
+
+attach_fold     the two functions
+attached_model  forward with labels, the fused loss in training; saving and reading
+attached_head   what replaces lm_head
 """
 
 from typing import Any

@@ -177,7 +177,7 @@ WORDS = {int: "an integer", float: "a finite number", str: "a string", bool: "tr
 
 
 def in_words(annotation: Any) -> str:
-    """An annotation for messages: ``a whole number or none``."""
+    """An annotation for messages: ``an integer or none``."""
     words = []
     for kind in alternatives(annotation):
         if get_origin(kind) is Literal:

@@ -65,6 +65,9 @@ def test_languages_and_the_number_of_pairs_can_be_chosen(folder):
 def test_the_generated_corpus_in_both_directions():
     made = numbers_and_dates_corpus(30)
     assert read_parallel_corpus("numbers", pairs=30) == made
+    only_test = read_parallel_corpus("numbers", splits=["test"])
+    assert only_test.test == made.test
+    assert not len(only_test.train) and not len(only_test.valid)
     back = read_parallel_corpus(pairs=30, source="de", target="en")
     assert back.train.source == made.train.target
     assert back.test.target == made.test.source

@@ -1,4 +1,4 @@
-"""Generated pairs: right in both languages, the same for a seed, no sentence in two splits."""
+"""Generated pairs: the same for a seed, no sentence in two splits."""
 
 import hashlib
 import itertools

@@ -282,7 +282,7 @@ def test_many_chunks_leave_the_same_bits_twice_and_gradients_as_exact_as_pytorch
     assert not torch.equal(found[1], by_pass[1])  # by another kernel
     # The loss is one number, whose error is luck; see the next test.
     for new, old, truth in zip(found[1:], eager[1:], exact[1:], strict=True):
-        rounded = 2**-9 * truth.norm()  # of the rows that are summed, as PyTorch does not for a bias
+        rounded = 2**-9 * truth.norm()  # a bias sums rows that are rounded, which PyTorch's are not
         assert (new - truth).norm() <= max(1.05 * (old - truth).norm(), rounded)
 
 

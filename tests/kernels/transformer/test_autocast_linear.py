@@ -5,14 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from drill.kernels.runtime.dispatch import compute_dtype
-from drill.kernels.transformer.autocast_linear import cast_together, products
-from drill.kernels.transformer.autocast_linear import product as of_weights
+from drill.kernels.transformer.autocast_linear import cast_together, linear, several_linear
 from tests.helpers.devices import cpu_and_cuda
 
 
-def product(x, weight, bias):
+def cast_and_linear(x, weight, bias):
     (weights,) = cast_together([(weight, bias)], compute_dtype(x))
-    return of_weights(x, weights)
+    return linear(x, weights)
 
 
 def problem(device: str) -> list[torch.Tensor]:
@@ -29,7 +28,7 @@ def test_gradients_of_weights_are_not_rounded_to_half_precision(device, half):
         given[0] = given[0].detach().bfloat16().requires_grad_()
     weight = torch.randn(3, 21, 24, device=device).bfloat16()
     with torch.autocast(device, torch.bfloat16):
-        found, plain = product(*given), F.linear(*given)
+        found, plain = cast_and_linear(*given), F.linear(*given)
         ours = torch.autograd.grad(found, given, weight)
         theirs = torch.autograd.grad(plain, given, weight)
     assert found.dtype == torch.bfloat16
@@ -46,21 +45,21 @@ def test_gradients_of_weights_are_not_rounded_to_half_precision(device, half):
 @cpu_and_cuda
 def test_without_autocast_it_is_linear(device):
     given = problem(device)
-    assert torch.equal(product(*given), F.linear(*given))
+    assert torch.equal(cast_and_linear(*given), F.linear(*given))
 
 
 @cpu_and_cuda
 def test_what_is_frozen_has_no_gradient(device):
     x, weight, bias = problem(device)
     with torch.autocast(device, torch.bfloat16):
-        product(x.detach(), weight, bias.detach()).sum().backward()
-        product(x, weight.detach(), bias).sum().backward()
+        cast_and_linear(x.detach(), weight, bias.detach()).sum().backward()
+        cast_and_linear(x, weight.detach(), bias).sum().backward()
         frozen = (each.detach() for each in (x, weight, bias))
-        assert not product(*frozen).requires_grad
+        assert not cast_and_linear(*frozen).requires_grad
     assert all(each.grad is not None for each in (x, weight, bias))
     x, weight, bias = problem(device)
     maps = [(weight, bias), (weight.detach(), bias.detach())]
-    sum(products(x.detach(), cast_together(maps, torch.bfloat16))).sum().backward()
+    sum(several_linear(x.detach(), cast_together(maps, torch.bfloat16))).sum().backward()
     assert x.grad is None
     assert weight.grad.any()
     assert bias.grad.any()
@@ -68,7 +67,7 @@ def test_what_is_frozen_has_no_gradient(device):
 
 @pytest.mark.parametrize("half", [True, False], ids=["half", "float32"])
 @cpu_and_cuda
-def test_several_products_of_one_are_those_of_each(device, half):
+def test_several_layers_at_once_are_as_each_alone(device, half):
     torch.manual_seed(0)
     x = torch.randn(3, 21, 16, device=device).requires_grad_()
     maps = [(torch.randn(o, 16, device=device), torch.randn(o, device=device)) for o in (24, 8, 40)]
@@ -76,7 +75,7 @@ def test_several_products_of_one_are_those_of_each(device, half):
     weights = cast_together(maps, torch.bfloat16 if half else torch.float32)
     dtype = weights[0].half_weight.dtype
     given = [torch.randn(3, 21, o, device=device).to(dtype) for o in (24, 8, 40)]
-    together, apart = products(x, weights), [of_weights(x, each) for each in weights]
+    together, apart = several_linear(x, weights), [linear(x, each) for each in weights]
     torch.testing.assert_close(list(together), apart)
     found = torch.autograd.grad(together, leaves, given)
     expected = torch.autograd.grad(apart, leaves, given)

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.runtime.dropout_masks import drawn_seeds
-from drill.kernels.transformer.autocast_linear import LinearWeights, cast_together
-from drill.kernels.transformer.autocast_linear import product as matrix_product
+from drill.kernels.transformer.autocast_linear import LinearWeights, cast_together, linear
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import choose_sublayer, residual_norm
 from tests.helpers.devices import needs_triton, triton_devices
@@ -144,7 +143,7 @@ def test_the_map_is_a_product_before(device, kernel, half):
 
     none = torch.zeros_like(b)
     alone = weights._replace(bias=none, half_bias=none.to(half))
-    apart = both(matrix_product(y, alone), identity(b, half))
+    apart = both(linear(y, alone), identity(b, half))
     together = both(y, weights)
     assert [each.dtype for each in together] == [each.dtype for each in apart]
     bound = 1e-4 if half == torch.float32 else 0.02  # another layout may sum in another order

@@ -26,30 +26,34 @@ def read_parallel_corpus(
 
     Args:
         corpus: "multi30k", "europarl", "wmt14", "numbers" (generated) or a folder with
-            ``train.en``, ``train.de``, ``valid.en``, ..., plain or packed as ``.gz`` or ``.xz``. A
-            name goes before a path.
+            ``train.en``, ``train.de``, ``valid.en``, ..., plain or packed as ``.gz`` or ``.xz``.
+            Where a name is that of a folder too, ``./name`` is the folder.
         source: source language.
         target: target language.
-        pairs: number of training pairs: the first ones; of "numbers", as many are generated.
+        pairs: number of training pairs, the first ones; all by default. For "numbers" this many
+            are generated, 20,000 by default.
         splits: which to read; the others are empty.
 
     Returns:
         The three splits.
     """
     check_value(pairs is None or pairs >= 1, "data.pairs", "at least 1", pairs, DataError)
+    texts = dict.fromkeys(SPLITS, ParallelText([], []))
     if corpus == GENERATED:
         if {source, target} != {"en", "de"}:
             raise DataError(f"{corpus}: has the languages en and de, not {source} and {target}")
-        made = numbers_and_dates_corpus(20_000 if pairs is None else pairs)
-        swapped = (ParallelText(each.target, each.source) for each in made)
-        return made if source == "en" else ParallelSplits(*swapped)
-    found = dict.fromkeys(SPLITS, ParallelText([], []))
+        train = (pairs or 20_000) if "train" in splits else 1  # other splits are the same
+        generated = numbers_and_dates_corpus(train)._asdict()
+        texts |= {split: generated[split] for split in splits}
+        if source == "de":
+            texts = {split: ParallelText(text.target, text.source) for split, text in texts.items()}
+        return ParallelSplits(**texts)
     for split in splits:
         for files in _files(split, corpus, source, target):
-            found[split] += ParallelText.from_files(*files)
-    train = found["train"]
-    found["train"] = ParallelText(train.source[:pairs], train.target[:pairs])
-    return ParallelSplits(**found)
+            texts[split] += ParallelText.from_files(*files)
+    train_text = texts["train"]
+    texts["train"] = ParallelText(train_text.source[:pairs], train_text.target[:pairs])
+    return ParallelSplits(**texts)
 
 
 def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
@@ -78,7 +82,7 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
             key="data.corpus",
         )
 
-    def found(name: str) -> Path:
+    def located(name: str) -> Path:
         path = find(name, COMPRESSED)
         if path is None:
             raise DataError(
@@ -87,4 +91,4 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
             )
         return path
 
-    return [(found(f"{stem}.{source}"), found(f"{stem}.{target}")) for stem in stems]
+    return [(located(f"{stem}.{source}"), located(f"{stem}.{target}")) for stem in stems]

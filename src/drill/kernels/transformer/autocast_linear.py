@@ -1,8 +1,8 @@
 """x W^T + b under autocast, with the gradients of W and b in their own dtype.
 
-PyTorch converts W, and its gradient comes out in half precision and is converted back by a pass of
-its own. Here the product that makes the gradient writes float32: nothing is rounded on the way, and
-there is no second pass.
+Autocast casts W to half precision, so the gradient of W is computed in half precision too and cast
+back by a second kernel. Here the product that computes the gradient writes float32: nothing is
+rounded on the way, and there is no second kernel.
 
 Shapes: x (..., i), W (o, i), b (o,).
 """
@@ -19,7 +19,7 @@ from drill.kernels.runtime.dispatch import autocast_on
 
 
 class LinearWeights(NamedTuple):
-    """The weights of a linear map, and the same in the dtype of products."""
+    """Weight and bias of a linear layer, and copies of them in the dtype of autocast."""
 
     weight: Tensor  # (o, i)
     bias: Tensor  # (o,)
@@ -28,47 +28,53 @@ class LinearWeights(NamedTuple):
 
 
 @torch.no_grad()
-def cast_together(maps: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> list[LinearWeights]:
-    """Cast the weights and biases of many maps by one launch."""
+def cast_together(
+    layers: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
+) -> list[LinearWeights]:
+    """Cast the weights and biases of many linear layers by one call."""
     wide: list[Tensor] = []
     half: list[Tensor] = []
 
-    def to_come(each: Tensor) -> Tensor:
-        if each.dtype == dtype:
-            return each
-        wide.append(each)
-        half.append(torch.empty_like(each, dtype=dtype))
+    def cast_later(parameter: Tensor) -> Tensor:
+        if parameter.dtype == dtype:
+            return parameter
+        wide.append(parameter)
+        half.append(torch.empty_like(parameter, dtype=dtype))
         return half[-1]
 
-    made = [LinearWeights(weight, bias, to_come(weight), to_come(bias)) for weight, bias in maps]
+    weights = [LinearWeights(W, b, cast_later(W), cast_later(b)) for W, b in layers]
     if wide:
         torch._foreach_copy_(half, wide)
-    return made
+    return weights
 
 
-def product(x: Tensor, weights: LinearWeights) -> Tensor:
+def linear(x: Tensor, weights: LinearWeights) -> Tensor:
     """``F.linear`` in the dtype that the weights are cast to; for training."""
     if weights.half_weight is weights.weight:
         return F.linear(x, weights.weight, weights.bias)
     weight, bias, *half = weights
-    return cast(Tensor, _Product.apply(x, *half, weight, bias)[0])
+    return cast(Tensor, _Linear.apply(x, *half, weight, bias)[0])
 
 
-def products(x: Tensor, maps: Sequence[LinearWeights]) -> tuple[Tensor, ...]:
-    """``product`` of several maps for one x, as one product.
+def several_linear(x: Tensor, layers: Sequence[LinearWeights]) -> tuple[Tensor, ...]:
+    """``linear`` of several layers for one x, as one matrix product.
 
-    Its parts share their memory, and so do the gradients of the weights: who keeps one keeps all.
+    The outputs share their memory, and so do the gradients of the weights: who keeps one keeps all.
     Until backward it keeps another copy of all matrices.
     """
-    with torch.no_grad():  # gradients go to the weights by themselves
-        half_weight = torch.cat([each.half_weight for each in maps])
-        half_bias = torch.cat([each.half_bias for each in maps])
-    matrices, biases = ([each[i] for each in maps] for i in (0, 1))
-    return cast(tuple[Tensor, ...], _Product.apply(x, half_weight, half_bias, *matrices, *biases))
+    with torch.no_grad():
+        half_weight = torch.cat([layer.half_weight for layer in layers])
+        half_bias = torch.cat([layer.half_bias for layer in layers])
+    matrices, biases = ([layer[i] for layer in layers] for i in (0, 1))
+    return cast(tuple[Tensor, ...], _Linear.apply(x, half_weight, half_bias, *matrices, *biases))
 
 
-class _Product(torch.autograd.Function):
-    """x times the matrices of one map, or of several that are cast as one."""
+class _Linear(torch.autograd.Function):
+    """x W^T + b of one layer, or of several whose copies are one matrix.
+
+    The copies in half precision are multiplied. The parameters themselves are arguments only so
+    that autograd sends them their gradients; forward does not read their values.
+    """
 
     @staticmethod
     def forward(
@@ -83,20 +89,20 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, half_weight = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        grad = grads[0] if len(grads) == 1 else torch.cat(grads, -1)
+        grad = grad_outputs[0] if len(grad_outputs) == 1 else torch.cat(grad_outputs, -1)
         x_wanted, _, _, *wanted = ctx.needs_input_grad
-        maps = len(ctx.sizes)
-        either = x_wanted, any(wanted[:maps])
-        d_x, d_weight = product_gradients(grad, x, half_weight, (x_dtype, weight_dtype), either)
-        d_bias = _summed(grad, bias_dtype) if any(wanted[maps:]) else None
+        count = len(ctx.sizes)
+        of_product = x_wanted, any(wanted[:count])
+        d_x, d_weight = product_gradients(grad, x, half_weight, (x_dtype, weight_dtype), of_product)
+        d_bias = _summed(grad, bias_dtype) if any(wanted[count:]) else None
         parts: list[Tensor | None] = []
         for whole in (d_weight, d_bias):
-            parts += [None] * maps if whole is None else whole.split(ctx.sizes)
-        given = (each if want else None for each, want in zip(parts, wanted, strict=True))
-        return d_x, None, None, *given
+            parts += [None] * count if whole is None else whole.split(ctx.sizes)
+        grads = (part if want else None for part, want in zip(parts, wanted, strict=True))
+        return d_x, None, None, *grads
 
 
 def product_gradients(
@@ -116,7 +122,7 @@ def product_gradients(
         d_x = torch.matmul(grad, half_weight).to(x_dtype)
     if wanted[1]:
         rows = grad.reshape(-1, grad.shape[-1])  # (N, o)
-        d_weight = _wide(rows.t(), x.reshape(-1, x.shape[-1]), weight_dtype)
+        d_weight = _matmul_to(rows.t(), x.reshape(-1, x.shape[-1]), weight_dtype)
     return d_x, d_weight
 
 
@@ -125,7 +131,7 @@ def _summed(grad: Tensor, dtype: torch.dtype) -> Tensor:
     return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=dtype)
 
 
-def _wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _matmul_to(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """a b, written in ``dtype``; only CUDA has such products, and only for float32."""
     if a.dtype == dtype:
         return a @ b

@@ -18,8 +18,8 @@ from drill.kernels.runtime.dropout_masks import drawn_seeds
 from drill.kernels.transformer.autocast_linear import (
     LinearWeights,
     cast_together,
-    product,
-    products,
+    linear,
+    several_linear,
 )
 from drill.kernels.transformer.relu_dropout import relu_dropout
 from drill.kernels.transformer.residual_norm import (
@@ -83,7 +83,7 @@ class FusedBlocks(NamedTuple):
         stream = Stream(x)
         # Keys and values of the encoder's states by one product for all blocks.
         attentions = [block.source_attention for block in blocks]
-        mapped = products(states, [self.maps[each.key_value] for each in attentions])
+        mapped = several_linear(states, [self.maps[each.key_value] for each in attentions])
         for block, of_source in zip(blocks, mapped, strict=True):
             keys_values = block.source_attention.by_heads(of_source)
             stream = self._attended(block, stream, None)
@@ -99,7 +99,7 @@ class FusedBlocks(NamedTuple):
         part = block.attention
 
         def attend(x: Tensor) -> Tensor:
-            return part.attend(product(x, self.maps[part.query_key_value]), mask)
+            return part.attend(linear(x, self.maps[part.query_key_value]), mask)
 
         return self._around(block.around_attention, stream, attend, part.output)
 
@@ -109,7 +109,7 @@ class FusedBlocks(NamedTuple):
         part = block.source_attention
 
         def attend(x: Tensor) -> Tensor:
-            return part.attend(product(x, self.maps[part.query]), keys_values, mask)
+            return part.attend(linear(x, self.maps[part.query]), keys_values, mask)
 
         return self._around(block.around_source_attention, stream, attend, part.output)
 
