@@ -67,7 +67,7 @@ def test_the_generated_corpus_in_both_directions():
     assert read_parallel_corpus("numbers", pairs=30) == made
     only_test = read_parallel_corpus("numbers", splits=["test"])
     assert only_test.test == made.test
-    assert not len(only_test.train) and not len(only_test.valid)
+    assert len(only_test.train) == len(only_test.valid) == 0
     back = read_parallel_corpus(pairs=30, source="de", target="en")
     assert back.train.source == made.train.target
     assert back.test.target == made.test.source
