@@ -14,11 +14,11 @@ from drill.data import (
     UNK,
     Corpus,
     DataError,
-    Vocabulary,
     batchify,
     corpus_from_file,
     corpus_from_folder,
     load_corpus,
+    load_vocabulary,
     read_corpus,
 )
 from drill.data.catalog import CORPORA, NamedCorpus, data_folders
@@ -215,7 +215,7 @@ def test_the_counts_are_the_published_ones(name, words, tokens, tmp_path):
     assert all(np.array_equal(x, y) for x, y in zip(ids, again, strict=True))
     assert batchify(ids.valid, 10).shape == (tokens[1] // 10, 10)
     vocabulary.save(tmp_path / "vocabulary.json")
-    assert Vocabulary.load(tmp_path / "vocabulary.json") == vocabulary
+    assert load_vocabulary(tmp_path / "vocabulary.json") == vocabulary
 
 
 def test_a_vocabulary_without_a_word_is_refused(folder):

@@ -193,19 +193,8 @@ class Vocabulary:
         return write
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Words joined by a space, a line for each ``<eos>`` and one for what is left."""
-        lines: list[str] = []
-        line: list[str] = []
-        for each in ids:
-            if not 0 <= each < len(self):
-                raise DataError(f"Vocabulary: id must be in 0 to {len(self) - 1}, got {each}")
-            word = self.words[each]
-            if word == EOS:
-                lines.append(" ".join(line))
-                line = []
-            else:
-                line.append(word)
-        return [*lines, " ".join(line)] if line else lines
+        """The lines that ``ids`` write, from the start of a line on; the last may have no end."""
+        return lines_of("".join(map(self.writer(self.ids[EOS]), ids)))
 
     def save(self, path: Path | str) -> None:
         """Write JSON atomically: an object with ``words``, ``counts`` and what else there is."""
@@ -214,16 +203,6 @@ class Vocabulary:
         content |= {key: value for key, value in more.items() if value}
         text = json.dumps(content, ensure_ascii=False, indent=0)
         atomic_write(Path(path), text.encode("utf-8"))
-
-    @classmethod
-    def load(cls, path: Path | str) -> "Vocabulary":
-        """Read what ``save`` wrote; any other file raises DataError."""
-        content = read_json(Path(path), "vocabulary")
-        try:
-            words, counts = content["words"], content["counts"]
-            return cls(words, counts, content.get("descriptions"), content.get("held_out", ()))
-        except FAULTS as error:
-            raise DataError(f"{path}: holds no vocabulary ({error})") from None
 
 
 def tokens(lines: Iterable[str]) -> Iterator[str]:
@@ -302,10 +281,6 @@ class SubwordVocabulary(Vocabulary):
         """None: every word can be written in pieces."""
         return []
 
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """Lines; bytes that are no characters are U+FFFD."""
-        return lines_of(b"".join(self.bytes_of[each] for each in ids).decode("utf-8", "replace"))
-
     def display(self, index: int) -> str:
         """A piece with ``▁`` for a space before it."""
         return EOS if index == END else self.subwords.display(index)
@@ -332,9 +307,11 @@ def load_vocabulary(path: Path | str) -> Vocabulary:
         The vocabulary, of words or of subwords.
     """
     content = read_json(Path(path), "vocabulary")
-    if not isinstance(content, dict) or "tokenizer" not in content:
-        return Vocabulary.load(path)  # or its error
     try:
-        return SubwordVocabulary(Subwords(json.dumps(content["tokenizer"])), content["counts"])
+        counts = content["counts"]
+        if "tokenizer" in content:
+            return SubwordVocabulary(Subwords(json.dumps(content["tokenizer"])), counts)
+        more = (content.get("descriptions"), content.get("held_out", ()))
+        return Vocabulary(content["words"], counts, *more)
     except FAULTS as error:
         raise DataError(f"{path}: holds no vocabulary ({error})") from None
