@@ -17,7 +17,7 @@ def stopped(tmp_path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-@pytest.mark.parametrize("line", ['{"kind": "test"}', '{"kind": "test", "epoch": 1}', "{}"])
+@pytest.mark.parametrize("line", ['{"kind": "test"}', '{"kind": "test", "epoch": 1}'])
 def test_a_stray_line_of_metrics(stopped, line):
     small_run(stopped.path, "tied", "adamw", epochs=2)
     stopped.metrics.write_bytes(stopped.metrics.read_bytes() + line.encode() + b"\n")

@@ -6,13 +6,12 @@ the weights that the run was tested with are used: a run may have been trained f
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from drill.errors import CheckpointError, RunFolderError
+from drill.errors import CheckpointError
 from drill.report.results.run_files import as_finite
 from drill.training.run.checkpoint import fingerprint_in
-from drill.training.run.folder import RunFolder
+from drill.training.run.folder import RunFolder, read_rows
 
 DYNAMIC_AND_CACHE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
 HELD_OUT = "words"  # as above: scores of held-out words
@@ -60,7 +59,7 @@ def read_evaluations(
     path = files.evaluations
     rows = [
         {key: value for key, value in row.items() if value is not None}
-        for row in _read(path)
+        for row in read_rows(path)
         if as_finite(row.get("perplexity")) is not None
         and row.get("split") != OWN_FILES
         and (row["kind"] in (*DYNAMIC_AND_CACHE, HELD_OUT) or any(key in row for key in BANDS))
@@ -76,16 +75,6 @@ def read_evaluations(
     if others := len(rows) - len(used):
         remarks.append(f"{path}: left out {others} of other weights than the test; evaluate again")
     return tuple(latest(used))
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """The rows; a last line without its end is still being written."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    try:
-        return [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        fault = f"has a line that is not JSON ({error})"
-        raise RunFolderError(fault, key=str(path), hint="remove it") from None
 
 
 def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:

@@ -20,7 +20,6 @@ those of one task alone in ``language_modeling/train.py`` and ``translation/trai
 import contextlib
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -180,29 +179,12 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, without a last one that was cut off."""
-        return [self._row(number, line) for number, line in enumerate(self._lines(), start=1)]
+        return read_rows(self.metrics)
 
     def test_row(self) -> dict[str, Any] | None:
         """The row of the test, the last one of a finished run; None before."""
-        lines = self._lines()
-        row = self._row(len(lines), lines[-1]) if lines else {}
-        return row if row.get("kind") == "test" else None
-
-    def _lines(self) -> list[bytes]:
-        """All but the last one, which has no line end."""
-        return self.metrics.read_bytes().split(b"\n")[:-1] if self.metrics.exists() else []
-
-    def _row(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or not {"kind", "epoch"} <= row.keys():
-            raise RunFolderError(
-                f"{self.metrics}: line {number} is no JSON object with a kind and an epoch; "
-                "restore the file from a copy"
-            )
-        return row
+        rows = self.rows()
+        return rows[-1] if rows and rows[-1].get("kind") == "test" else None
 
     def _show_in_tensorboard(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Also write the numbers for TensorBoard, if it is installed; a resume writes all again."""
@@ -251,21 +233,27 @@ class RunFolder:
 
 def json_row(row: Mapping[str, Any], *, ensure_ascii: bool = True, nan: str | None = "nan") -> str:
     """A row as one line of JSON, which has no NaN and no infinity: strings, or ``nan`` for NaN."""
-    return json.dumps(_json_number(dict(row), nan), allow_nan=False, ensure_ascii=ensure_ascii)
+    names = {"NaN": nan, "Infinity": "inf", "-Infinity": "-inf"}
+    plain = json.loads(json.dumps(dict(row)), parse_constant=names.__getitem__)
+    return json.dumps(plain, ensure_ascii=ensure_ascii)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
     return json_row(row).encode("utf-8") + b"\n"
 
 
-def _json_number(value: Any, nan: str | None) -> Any:
-    if isinstance(value, list | tuple):
-        return [_json_number(each, nan) for each in value]
-    if isinstance(value, dict):
-        return {key: _json_number(each, nan) for key, each in value.items()}
-    if isinstance(value, float) and math.isnan(value):
-        return nan
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of lines; a last line without its end is still being written."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append({**json.loads(line)})
+        except (ValueError, TypeError, RecursionError):
+            fault = f"line {number} is no JSON object"
+            hint = "restore the file from a copy"
+            raise RunFolderError(fault, key=str(path), hint=hint) from None
+    return rows
 
 
 def _lock(handle: int) -> bool:
