@@ -107,19 +107,9 @@ class Combined(Optimizer):
         self.parts = parts
         super().__init__([p for part in parts for g in part.param_groups for p in g["params"]], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
-        self._share()
-
-    def _share(self) -> None:
-        start = 0
-        for part in self.parts:
-            stop = start + len(part.param_groups)
-            part.param_groups, part.state = self.param_groups[start:stop], self.state
-            start = stop
+        for part in parts:
+            part.state = self.state
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        super().load_state_dict(state_dict)
-        self._share()

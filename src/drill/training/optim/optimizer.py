@@ -219,23 +219,15 @@ class ScheduledOptimizer(abc.ABC):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load a ``state_dict``."""
-        optimizer = self.optimizer
-        names = {id(p): name for name, p in self.parameters.items()}
-        order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
-        state: dict[int, dict[str, Any]] = {}
-        for i, name in enumerate(order):
-            entries = {**saved["optimizer"].get(name, {}), **strip_prefix(f"{name}/", saved)}
-            parameter = self.parameters[name]
-            entries.pop(MEAN, None)
-            if entries:
-                state[i] = {
-                    key: sharded_as(parameter, value)
-                    if isinstance(value, Tensor) and value.dim()
-                    else value
-                    for key, value in entries.items()
-                }
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for name, p in self.parameters.items():
+            state = {**saved["optimizer"].get(name, {}), **strip_prefix(f"{name}/", saved)}
+            state.pop(MEAN, None)
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    whole = value.to(p.device)
+                    state[key] = sharded_as(p, whole) if whole.dim() else whole
+            if state:
+                self.optimizer.state[p] = state
         if self.late_average is not None and self.late_average.patience is not None:
             self.late_average.best, self.late_average.stale = saved["validations"]
         if self.late_average is not None and saved["averaged"] > 0:
