@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from drill.errors import DataError, DrillError, nearest
 
@@ -137,15 +137,12 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-def atomic_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Write a temporary file in the same folder, then rename it to ``path``.
 
     A reader sees the old file or the new one, never a part; of several writers the last one wins.
     A symbolic link is replaced, not written through. A folder, a pipe or a device is an error.
-
-    Args:
-        path: where to write; missing folders are created.
-        content: bytes, or a function that writes them to a stream.
+    Missing folders are created.
     """
     try:
         if path.exists() and not (path.is_symlink() or path.is_file() or path.is_dir()):
@@ -154,7 +151,7 @@ def atomic_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
         partial_file = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with partial_file.open("xb") as stream:
-                stream.write(content) if isinstance(content, bytes) else content(stream)
+                stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(partial_file, path)

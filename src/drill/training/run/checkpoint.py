@@ -1,6 +1,6 @@
 """Checkpoints: tensors and numbers in one safetensors file, written atomically, checked when read.
 
-The numbers are JSON in the file's header, with a checksum of every tensor and of that text.
+The numbers are JSON in the file's header, with a checksum of every tensor and of themselves.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -20,29 +20,18 @@ from drill.files import atomic_write
 
 T = TypeVar("T")
 
-FORMAT = 2  # another layout takes another number
-LENGTH = 8  # bytes at the start of a safetensors file, which hold the length of its header
+FORMAT = 3  # another layout takes another number
 HINT = "restore it from a copy, or train under another --name"
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
     """Write ``path`` atomically. Equal tensors and numbers make equal files, byte for byte."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    note = json.dumps(
-        {
-            "format": FORMAT,
-            "checksums": {name: _checksum(tensor) for name, tensor in plain.items()},
-            "numbers": numbers,
-        }
-    )
-    content = safetensors.torch.save(plain, {"drill": note, "checksum": _text_checksum(note)})
-    header, values = _in_order(content)
-
-    def fill(stream: BinaryIO) -> None:
-        stream.write(header)
-        _write(stream, values)
-
-    atomic_write(path, fill)
+    checksums = {name: _checksum(tensor) for name, tensor in plain.items()}
+    note = {"format": FORMAT, "checksums": checksums, "numbers": numbers}
+    note["checksum"] = _note_checksum(checksums, numbers)
+    # One entry of metadata: the library writes several in a random order.
+    atomic_write(path, safetensors.torch.save(plain, {"drill": json.dumps(note)}))
 
 
 def load(path: Path, hint: str = HINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -108,10 +97,10 @@ def _read(
         raise CheckpointError(f"{path}: there is no such checkpoint; train first")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            header = file.metadata() or {}
+            text = file.metadata()["drill"]
             names = list(file.keys()) if tensors else []
             found = {name: file.get_tensor(name) for name in names}
-        note = json.loads(header["drill"])
+        note = json.loads(text)
         layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}", hint) from None
@@ -120,7 +109,7 @@ def _read(
             f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
             "that wrote it"
         )
-    if header.get("checksum") != _text_checksum(header["drill"]):
+    if note.get("checksum") != _note_checksum(wanted, numbers):
         raise _damaged(path, "wrong checksum of its numbers", hint)
     return found, numbers, wanted
 
@@ -131,29 +120,12 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(values, zlib.crc32(_shape(tensor).encode()))
 
 
-def _text_checksum(text: str) -> str:
-    return str(zlib.crc32(text.encode()))
+def _note_checksum(checksums: Mapping[str, int], numbers: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps([checksums, numbers]).encode())
 
 
 def _damaged(path: Path, fault: str, hint: str) -> CheckpointError:
     return CheckpointError(f"{path}: is damaged or no checkpoint of drill ({fault}); {hint}")
-
-
-def _in_order(content: bytes) -> tuple[bytes, memoryview]:
-    """A safetensors file as its header, with sorted metadata, and the values of its tensors.
-
-    The library writes metadata in a random order, so two files of the same content would differ.
-    """
-    end = LENGTH + int.from_bytes(content[:LENGTH], "little")
-    header = json.loads(content[LENGTH:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH)  # tensors begin at a multiple, as the library has them
-    return len(text).to_bytes(LENGTH, "little") + text, memoryview(content)[end:]
-
-
-def _write(stream: BinaryIO, content: memoryview) -> None:
-    stream.write(content)
 
 
 def _some(names: list[str]) -> str:
