@@ -10,9 +10,9 @@ from drill.report.analysis.paired_bootstrap import (
     corpus_bleu,
     line_losses,
     loss_difference,
-    matched_words,
     paired_bootstrap,
 )
+from drill.report.analysis.word_accuracy import matched_words
 from drill.translation.bleu import corpus_scores
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drill.data import DataError
 from drill.report.analysis.word_accuracy import AccuracyBand, word_accuracy, word_counts
 
 COUNTS = {"the": 2000, "lamp": 7, "glows": 1}
@@ -52,5 +51,5 @@ def test_bands_add_up_and_sides_can_be_swapped(pairs, counts):
 
 @pytest.mark.parametrize(("wanted", "edges"), [(WANTED[:1], [1, 2]), (WANTED, [2, 1])])
 def test_unusable_arguments(wanted, edges):
-    with pytest.raises(DataError):
+    with pytest.raises(ValueError, match=r"shorter|edges"):
         word_accuracy(WRITTEN, wanted, COUNTS, edges=edges)

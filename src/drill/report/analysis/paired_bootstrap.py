@@ -5,7 +5,6 @@ cancels out. The interval says how far the difference depends on the lines of th
 nothing about other seeds of training (`drill study` does).
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,13 +94,3 @@ def corpus_bleu(sums: Floats) -> float:
     """BLEU, 0 to 100, of summed ``bleu_statistics`` (10,)."""
     whole, bleu = sums.astype(int).tolist(), sacrebleu().metrics.BLEU
     return float(bleu.compute_bleu(whole[:4], whole[4:8], *whole[8:], smooth_method="exp").score)
-
-
-def matched_words(
-    hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> Counter[str]:
-    """How many of each word of the references the translations have, line by line."""
-    found: Counter[str] = Counter()
-    for written, wanted in zip(hypotheses, references, strict=True):
-        found.update(Counter(written) & Counter(wanted))
-    return found

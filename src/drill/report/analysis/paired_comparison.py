@@ -19,9 +19,9 @@ from drill.report.analysis.paired_bootstrap import (
     corpus_bleu,
     line_losses,
     loss_difference,
-    matched_words,
     paired_bootstrap,
 )
+from drill.report.analysis.word_accuracy import matched_words
 from drill.translation.run import TranslationRun
 
 BATCH_SIZE, TOKENS_PER_SEQUENCE = 20, 1000  # of a text: larger is faster and loses context

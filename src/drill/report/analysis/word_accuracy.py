@@ -14,12 +14,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drill.data import DataError, Subwords
+from drill.data import Subwords
 from drill.data.parallel.moses_words import words
 from drill.language_modeling.evaluation.frequency_bands import CountRange, band_ends
 
@@ -64,27 +65,28 @@ def word_accuracy(
 
     Sentences are lists of words, or of ids; a word that ``counts`` lacks was never seen.
     """
-    if len(hypotheses) != len(references):
-        raise DataError(
-            f"{len(hypotheses)} translations and {len(references)} references do not match; give "
-            "one reference for every line, empty lines too"
-        )
     ends = band_ends(edges)
-    types: list[set[Label]] = [set() for _ in ends]
-    wanted, written, matched = ([0] * len(ends) for _ in range(3))
-    for line, reference in zip(hypotheses, references, strict=True):
-        ours, theirs = Counter(line), Counter(reference)
-        for word in ours.keys() | theirs.keys():
-            band = bisect_right(edges, counts.get(word, 0))
-            if theirs[word]:
-                types[band].add(word)
-            wanted[band] += theirs[word]
-            written[band] += ours[word]
-            matched[band] += min(ours[word], theirs[word])
-    return [
-        AccuracyBand(*end, len(types[i]), wanted[i], written[i], matched[i])
-        for i, end in enumerate(ends)
-    ]
+    wanted, written = (Counter(chain.from_iterable(side)) for side in (references, hypotheses))
+    matched = matched_words(hypotheses, references)
+    by_band: list[list[Label]] = [[] for _ in ends]
+    for word in wanted.keys() | written.keys():
+        by_band[bisect_right(edges, counts.get(word, 0))].append(word)
+    bands = []
+    for end, words_of in zip(ends, by_band, strict=True):
+        types = sum(word in wanted for word in words_of)
+        sums = (sum(each[word] for word in words_of) for each in (wanted, written, matched))
+        bands.append(AccuracyBand(*end, types, *sums))
+    return bands
+
+
+def matched_words(
+    hypotheses: Sequence[Sequence[Label]], references: Sequence[Sequence[Label]]
+) -> Counter[Label]:
+    """How many of each word of the references the translations have, line by line."""
+    found: Counter[Label] = Counter()
+    for written, wanted in zip(hypotheses, references, strict=True):
+        found.update(Counter(written) & Counter(wanted))
+    return found
 
 
 def word_counts(lines: Iterable[str], language: str = "de") -> Counter[str]:
