@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drill.data import EOS, UNK, Vocabulary
-from drill.language_modeling.scoring import check_vocabulary, expand_state, line_start, raise_nan
+from drill.language_modeling.scoring import check_vocabulary, expand_state, line_start
 from drill.layers import OutputLayer
 from drill.layers.checks import check_integer
 from drill.layers.losses import head_log_probs
@@ -17,7 +17,7 @@ from drill.layers.wrappers.sampled import foldable
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
 from drill.models.sampling import check_sampling, draw
-from drill.training.precision import evaluating
+from drill.training.precision import check_nan, evaluating
 
 BETWEEN_SAMPLES = "\n\n"  # separates two samples; no piece of a text looks like it
 TOKENS_PER_PART = 4096  # tokens of a prompt that go through the model at once
@@ -73,8 +73,7 @@ def generate(
     def sampled(scores: Tensor) -> list[int]:  # (samples, V)
         if forbidden is not None:
             scores[:, forbidden] = -torch.inf
-        if scores.isnan().any():
-            raise_nan("generate")
+        check_nan("generate", scores)
         u = torch.tensor([generator.random() for generator in generators], dtype=torch.float64)
         return draw(scores, u, temperature, top_k, top_p).tolist()
 

@@ -9,7 +9,7 @@ the lines around it.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 from drill.data import EOS, DataError, Vocabulary
 from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX
-from drill.kernels.runtime.stalls import check_stall
 from drill.models.encoder import State, map_state
 from drill.models.language_model import LanguageModel
 from drill.models.sampling import draw
-from drill.training.precision import evaluating
+from drill.training.precision import check_nan, evaluating
 from drill.training.progress import perplexity_of
 
 TOKENS_PER_BATCH = 4096  # tokens that go through the model at once, padding included
@@ -103,8 +102,7 @@ def score(
             log_probs = _log_probs(model, block, state)
             for line in block:
                 found = log_probs[line.number]
-                if any(map(math.isnan, found)):
-                    raise_nan(f"score: line {line.number}")
+                check_nan(f"score: line {line.number}", torch.tensor(found))
                 unknown = tuple(vocabulary.unknown_words(line.text))
                 yield Scored(line.text, vocabulary.split(line.text), found, unknown)
 
@@ -117,12 +115,6 @@ def check_vocabulary(name: str, model: LanguageModel, vocabulary: Vocabulary) ->
             f"{name}: the vocabulary has {len(vocabulary)} words, but the model "
             f"{model.layer.vocabulary_size} labels; pass the vocabulary it was trained with"
         )
-
-
-def raise_nan(name: str) -> NoReturn:
-    """Raise Stalled if a kernel has stalled, else FloatingPointError."""
-    check_stall(name)
-    raise FloatingPointError(f"{name}: the model returns NaN; look at its weights")
 
 
 class Line(NamedTuple):
@@ -249,8 +241,7 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
                 lambda new, old, going=going: torch.where(going, new, old), encoded.state, state
             )
             found = model.layer.log_probs(encoded.output[-1])
-            if found.isnan().any():
-                raise_nan(name)
+            check_nan(name, found)
             drawn = draw(found.double().cpu(), torch.from_numpy(thrown))
             writing &= drawn != end
             if not writing.any():

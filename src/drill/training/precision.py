@@ -7,9 +7,10 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drill.errors import check_value
+from drill.kernels.runtime.stalls import check_stall
 from drill.layers.checks import restored_modes
 
 Precision = Literal["auto", "float32", "tf32", "bfloat16"]
@@ -114,6 +115,17 @@ def _warn_of_slow_bfloat16() -> None:
 def sum_dtype(device: torch.device) -> torch.dtype:
     """For sums over many steps: float64, float32 on Apple GPUs, which have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def check_nan(name: str, values: Tensor) -> None:
+    """Raise FloatingPointError, or Stalled, if one of the values that a model gives is NaN."""
+    wrong = int(values.isnan().sum())
+    if wrong:
+        check_stall(name)
+        raise FloatingPointError(
+            f"{name}: the model gives NaN for {wrong} of {values.numel()} values; go back to an "
+            "earlier checkpoint, or evaluate in float32"
+        )
 
 
 @contextmanager

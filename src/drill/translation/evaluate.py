@@ -5,7 +5,6 @@
 M counts every target token and one ``<end>`` a sentence. There is no label smoothing.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from drill.data import PairBatches, Pairs, ParallelText, Subwords
 from drill.data.parallel.moses_words import LANGUAGES
 from drill.files import OnProgress
 from drill.models.translator import Translator
-from drill.training.precision import autocast_to, evaluating, sum_dtype
+from drill.training.precision import autocast_to, check_nan, evaluating, sum_dtype
 from drill.training.state import Score
 from drill.translation.bleu import Scores, corpus_scores
 from drill.translation.inference import translate
@@ -51,13 +50,8 @@ def translation_loss(
             parts = (batch.source, batch.target_in, batch.target_out)
             total += model.loss(*(each.to(device) for each in parts), **sum_loss_options(0.0))
             tokens += batch.target_tokens
-    nll = total.item()
-    if math.isnan(nll):
-        raise FloatingPointError(
-            "translation_loss: the loss is NaN; go back to an earlier checkpoint, or evaluate "
-            "in float32"
-        )
-    return Score(nll, tokens)
+    check_nan("translation_loss", total)
+    return Score(total.item(), tokens)
 
 
 # -- translations and their scores ----------------------------------------------------------------

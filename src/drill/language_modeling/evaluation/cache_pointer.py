@@ -16,9 +16,9 @@ from drill.data import evaluation_segments, inputs_and_targets
 from drill.errors import check_value
 from drill.files import OnProgress
 from drill.language_modeling.evaluation.grid_search import Cell, GridSearch
-from drill.language_modeling.evaluation.perplexity import Perplexity, Text, check_nan, single_stream
+from drill.language_modeling.evaluation.perplexity import Perplexity, Text, single_stream
 from drill.models.language_model import LanguageModel
-from drill.training.precision import autocast_to, evaluating
+from drill.training.precision import autocast_to, check_nan, evaluating
 
 THETAS = (0.3, 0.5, 0.7, 1.0, 1.5)
 LAMBDAS = (0.05, 0.1, 0.15, 0.2, 0.3)

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from drill.data import DataError, batchify, evaluation_segments, inputs_and_targets
 from drill.files import OnProgress
-from drill.kernels.runtime.stalls import check_stall
 from drill.models.language_model import LanguageModel
-from drill.training.precision import autocast_to, evaluating
+from drill.training.precision import autocast_to, check_nan, evaluating
 from drill.training.progress import perplexity_of
 from drill.training.state import Score
 
@@ -239,14 +238,3 @@ def single_stream(name: str, model: LanguageModel, ids: Text, limit: int | None 
     if data.shape[1] != 1:
         raise DataError(f"{name}: ids must have shape (N,), got a batch of {data.shape[1]}")
     return data if limit is None else data[: limit + 1]
-
-
-def check_nan(name: str, losses: Tensor) -> None:
-    """Raise FloatingPointError, or Stalled, if one of the losses is NaN."""
-    wrong = int(losses.isnan().sum())
-    if wrong:
-        check_stall(name)
-        raise FloatingPointError(
-            f"{name}: the loss is NaN for {wrong} of {losses.numel()} tokens; go back to an "
-            "earlier checkpoint, or evaluate in float32"
-        )
