@@ -8,9 +8,8 @@ import signal
 from functools import partial
 
 import pytest
-import torch
 
-from drill.errors import Diverged, OutOfMemory
+from drill.errors import Diverged
 from drill.kernels.runtime.stalls import Stalled
 from drill.language_modeling import train as language_model_train
 from drill.training.run.folder import RunFolder
@@ -73,22 +72,22 @@ def test_signal_in_a_validation_stops_after_it(
     assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
 
 
-NAN, NO_ROOM = FloatingPointError("NaN"), torch.OutOfMemoryError("no room")
+NAN = FloatingPointError("NaN")
 WITH_BLEU = {"bleu_every": 1, "epochs": 1}
 
 
 @pytest.mark.parametrize(
-    ("name", "function", "which", "fault", "error", "options"),
+    ("name", "function", "which", "fault", "options"),
     [
-        (LM, "evaluate_tokens", 1, NAN, Diverged, {}),
-        (LM, "evaluate_tokens", 4, Stalled("stalled"), Diverged, {}),  # the test
-        (MT, "translation_loss", 1, NAN, Diverged, WITH_BLEU),
-        (MT, "best_translations", 1, NO_ROOM, OutOfMemory, WITH_BLEU),
-        (MT, "evaluate_translator", 1, NAN, Diverged, WITH_BLEU),
+        (LM, "evaluate_tokens", 1, NAN, {}),
+        (LM, "evaluate_tokens", 4, Stalled("stalled"), {}),  # the test
+        (MT, "translation_loss", 1, NAN, WITH_BLEU),
+        (MT, "best_translations", 1, NAN, WITH_BLEU),
+        (MT, "evaluate_translator", 1, NAN, WITH_BLEU),
     ],
 )
 def test_failed_evaluation_raises_and_a_resume_repeats_it(
-    tmp_path, monkeypatch, name, function, which, fault, error, options
+    tmp_path, monkeypatch, name, function, which, fault, options
 ):
     task = TASKS[name]
 
@@ -97,7 +96,7 @@ def test_failed_evaluation_raises_and_a_resume_repeats_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(task.module, function, acting(getattr(task.module, function), which, fail))
-        with pytest.raises(error, match=f"(validation|translations|test) .*{fault}"):
+        with pytest.raises(Diverged, match=f"(validation|translations|test) .*{fault}"):
             task.run(tmp_path, **options)
     assert RunFolder(tmp_path).test_row() is None
     task.run(tmp_path, **options)

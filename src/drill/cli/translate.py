@@ -44,7 +44,6 @@ def translate(
     Prints one line per line, in the same order; with --n-best or --scores the line number, the
     score and the text, separated by tabs. Lines from a pipe are translated as they come.
     """
-    from drill.training.device import out_of_memory_hint
     from drill.translation.inference import translate_blocks
     from drill.translation.run import load_translator
 
@@ -65,7 +64,6 @@ def translate(
     if greedy:
         beam, length_penalty = 1, 0.0
     loaded = load_translator(run, weights, device)
-    memory = out_of_memory_hint(f"the search with {run}", "take a smaller --batch-tokens or --beam")
     searching = loaded.search(
         max(n_best, beam or loaded.settings.training["beam_size"]),
         precision=precision,
@@ -78,7 +76,7 @@ def translate(
         seed=seed,
         batch_tokens=batch_tokens,
     )
-    with as_settings_error(), memory, searching as search:
+    with as_settings_error(), searching as search:
         number = 0
         lines = blocks_of_lines(file, nul=True)  # subwords spell any character
         for block in translate_blocks(loaded.model, loaded.subwords, lines, search):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from drill.errors import OutOfMemory, SettingsError
+from drill.errors import SettingsError
 
 
 def pick_device(name: torch.device | str = "auto") -> torch.device:
@@ -42,17 +42,6 @@ def device_name(device: torch.device) -> str:
     names = info.read_text().splitlines() if info.exists() else []
     model = [line.split(":", 1)[1].strip() for line in names if line.startswith("model name")]
     return model[0] if model else platform.processor() or platform.machine()
-
-
-@contextmanager
-def out_of_memory_hint(what: str, hint: str) -> Iterator[None]:
-    """Raise a GPU's out-of-memory error as OutOfMemory about ``what``, with a hint."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"{what}: the GPU's memory is too small ({str(error).splitlines()[0]}); {hint}"
-        ) from None
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from drill.kernels.transformer.residual_norm import choose_sublayer
 from drill.layers import MatrixLayer
 from drill.models.translator import Translator
 from drill.training.cuda_graphs import CapturedGradients, cuda_graphs_blocker
-from drill.training.device import out_of_memory_hint
 from drill.training.distributed import World, data_parallel
 from drill.training.loop import TRAINING_LOG, Task, Watch, diverged_if_nan
 from drill.training.optim import ScheduledOptimizer
@@ -40,8 +39,6 @@ from drill.translation.step import backward, captured_backward, sum_loss_options
 
 logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)
-
-RUN_AGAIN = "make room on the GPU; the same command resumes"
 
 
 @dataclass(kw_only=True)
@@ -219,17 +216,16 @@ class TranslationTask(Task):
         """The loss of the validation text, and its BLEU every ``bleu_every`` validations."""
         state, every = self.state, self.options.bleu_every
         bleu = every is not None and (state.step == 0 or (state.validations + 1) % every == 0)
-        with out_of_memory_hint(f"the validation after step {state.step}", RUN_AGAIN):
-            loss = self._valid_loss(watch("validation"))
-            if not bleu:
-                return loss, {}
-            text, watching = self.data.text.valid, watch("validation, BLEU")
-            with diverged_if_nan(f"the translations after step {state.step}"):
-                found = best_translations(
-                    self.model, self.data.subwords, text.source, self.search, watching
-                )
-            scores = corpus_scores(found, text.target, language=self.data.language)
-            return loss, {"valid_bleu": scores.bleu}
+        loss = self._valid_loss(watch("validation"))
+        if not bleu:
+            return loss, {}
+        text, watching = self.data.text.valid, watch("validation, BLEU")
+        with diverged_if_nan(f"the translations after step {state.step}"):
+            found = best_translations(
+                self.model, self.data.subwords, text.source, self.search, watching
+            )
+        scores = corpus_scores(found, text.target, language=self.data.language)
+        return loss, {"valid_bleu": scores.bleu}
 
     def _valid_loss(self, count: Callable[[int, int], None]) -> Score:
         """In batches no larger than those of training, so that they fit into memory."""
@@ -248,18 +244,17 @@ class TranslationTask(Task):
         self.captured = None  # frees the memory of its graphs for the search
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        with out_of_memory_hint(f"the test of {run.path}", RUN_AGAIN):
-            weights, valid = self._load_best_weights(watch)
-            with diverged_if_nan(f"the test of the {weights} weights in {run.path}"):
-                test = evaluate_translator(
-                    self.model,
-                    data.subwords,
-                    data.text.test,
-                    data.test,
-                    search,
-                    language=data.language,
-                    progress=watch("test"),
-                )
+        weights, valid = self._load_best_weights(watch)
+        with diverged_if_nan(f"the test of the {weights} weights in {run.path}"):
+            test = evaluate_translator(
+                self.model,
+                data.subwords,
+                data.text.test,
+                data.test,
+                search,
+                language=data.language,
+                progress=watch("test"),
+            )
         run.write_lines(run.hypotheses("test", data.language), test.hypotheses)
         state.tick()
         run.append_test(

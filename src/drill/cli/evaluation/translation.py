@@ -16,7 +16,6 @@ from drill.errors import SettingsError
 from drill.report.analysis.comparison import accuracy_bands
 from drill.report.results.evaluations import OWN_FILES
 from drill.report.tables.band_tables import accuracy_table
-from drill.training.device import out_of_memory_hint
 from drill.training.precision import resolve_precision
 from drill.translation.bleu import corpus_scores
 from drill.translation.evaluate import evaluate_translator
@@ -56,10 +55,6 @@ def evaluate_translation(
             with (
                 run.search(precision=chosen, **search_options) as search,
                 counting(text_name(about), quiet) as progress,
-                out_of_memory_hint(
-                    f"the evaluation of {run.folder.path}",
-                    "take a smaller --batch-tokens or --beam",
-                ),
             ):
                 found = evaluate_translator(
                     run.model,
