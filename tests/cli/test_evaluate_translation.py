@@ -15,7 +15,7 @@ from drill.report.results.runs import read_run
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.translation.run import load_translator
-from tests.helpers.translators import small
+from tests.helpers.translators import small_settings
 from tests.helpers.workspaces import pairs_workspace
 
 
@@ -67,7 +67,7 @@ def test_a_split_is_scored_without_the_training_text(cli_output, cli_error, in_w
     pairs, run = tmp_path / "pairs", str(tmp_path / "run")
     shutil.copytree("pairs", pairs)
     changes = (f"data.corpus={pairs}", "training.max_steps=2")
-    train(small(*changes), run, device="cpu")
+    train(small_settings(*changes), run, device="cpu")
     for language in ("en", "de"):
         (pairs / f"train.{language}").unlink()
     words = ("evaluate", run, "--split", "test", "--device", "cpu", "--json", "-q")
@@ -119,7 +119,7 @@ def test_a_language_without_a_word_tokenizer_has_subwords_only(run_cli, in_works
     for path in pairs.glob("*.de"):
         path.rename(path.with_suffix(".fr"))
     changes = (f"data.corpus={pairs}", "data.target=fr", "training.max_steps=1")
-    train(small(*changes), "runs/french", device="cpu")
+    train(small_settings(*changes), "runs/french", device="cpu")
     run = load_translator("runs/french", device="cpu")
     said, target = [], run.split("test")[0].target
     assert list(accuracy_bands(run, target, target, said.append)) == ["subword"]

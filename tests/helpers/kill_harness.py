@@ -25,8 +25,8 @@ from drill.training.optim import ScheduledOptimizer
 from tests.helpers.language_models import (
     interrupted_after,
     rows,
-    small,
     small_run,
+    small_settings,
     text,
     write_texts,
 )
@@ -58,7 +58,7 @@ def ended(pid: int) -> int:
     return status
 
 
-def finished(work: Process) -> None:
+def run_to_the_end(work: Process) -> None:
     if ended(fork(work)) != 0:
         sys.exit("a process was killed by something else")
 
@@ -125,7 +125,7 @@ def at_random(
 ) -> dict[str, object]:
     """kill -9 at any moment: twelve times within about the time that a whole run takes."""
     began = time.monotonic()
-    finished(training(folder / "whole"))
+    run_to_the_end(training(folder / "whole"))
     longest = (time.monotonic() - began) / 8
     drawn, work, killed = random.Random(seed), training(folder / "killed"), 0
     while killed < KILLS:
@@ -135,7 +135,7 @@ def at_random(
         if ended(pid) == 0:
             break
         killed += 1
-    finished(work)
+    run_to_the_end(work)
     return {"kills": killed, "runs": ["killed"]}
 
 
@@ -145,10 +145,10 @@ def of_a_translator(folder: Path, seed: int) -> dict[str, object]:
 
 def in_a_save(folder: Path, seed: int) -> dict[str, object]:
     """Killed before every single fsync and rename around the end of an epoch, and inside writes."""
-    finished(training(folder / "whole", 600.0))
+    run_to_the_end(training(folder / "whole", 600.0))
     almost = folder / "almost"  # one step before the end of the first epoch
     optimizer = interrupted_after(rows(folder / "whole")[0]["step"] - 1, "nt-asgd")
-    finished(training(almost, 600.0, optimizer))
+    run_to_the_end(training(almost, 600.0, optimizer))
     kills = 0
     runs = []
     for name, kill in (("call", kill_at_call), ("half", half_written)):
@@ -156,7 +156,7 @@ def in_a_save(folder: Path, seed: int) -> dict[str, object]:
             own = folder / f"{name}-{n}"
             shutil.copytree(almost, own)
             kills += ended(fork(kill(training(own), n))) != 0
-            finished(training(own, 600.0))
+            run_to_the_end(training(own, 600.0))
             runs.append(own.name)
     again = folder / "again"  # no process gets further than a few calls
     drawn = random.Random(seed)
@@ -168,7 +168,8 @@ def in_a_save(folder: Path, seed: int) -> dict[str, object]:
 def from_the_start(folder: Path, seed: int) -> dict[str, object]:
     """A run of a recipe, killed before some of its first fsyncs and renames."""
     texts = write_texts(folder / "texts")
-    settings = small(texts, "data.min_count=1", "training.checkpoint_seconds=0", name="demo-drill")
+    changes = ["data.min_count=1", "training.checkpoint_seconds=0"]
+    settings = small_settings(texts, *changes, name="demo-drill")
 
     def start(name: str, cache: str) -> Process:
         def process() -> None:
@@ -178,13 +179,13 @@ def from_the_start(folder: Path, seed: int) -> dict[str, object]:
 
         return process
 
-    finished(start("whole", "cache"))
+    run_to_the_end(start("whole", "cache"))
     kills = 0
     names = []
     for n in (1, 4, 13, 14, 16, 18, 19, 21):  # not all 21: each is a whole run
         names.append(f"call-{n}")
         kills += ended(fork(kill_at_call(start(names[-1], names[-1] + "-cache"), n))) != 0
-        finished(start(names[-1], names[-1] + "-cache"))
+        run_to_the_end(start(names[-1], names[-1] + "-cache"))
     return {"kills": kills, "runs": names}
 
 

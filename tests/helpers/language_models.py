@@ -183,7 +183,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     return checkpoint.load(path)[0]
 
 
-def all_of(path: Path | str) -> dict[str, Any]:
+def run_state(path: Path | str) -> dict[str, Any]:
     """All that a run has come to but for the times: metrics, numbers and every tensor's bits."""
     folder = RunFolder(path)
     found: dict[str, Any] = {"rows": rows(path), "all rows": all_rows(path)}
@@ -201,18 +201,20 @@ def bits(tensor: Tensor) -> bytes:
 
 
 @functools.cache
-def finished(run: Callable[..., Outcome], layer: str = "tied", **options: Any) -> dict[str, Any]:
-    """``all_of`` a run that nothing interrupts, trained once for all tests.
+def uninterrupted_run(
+    run: Callable[..., Outcome], layer: str = "tied", **options: Any
+) -> dict[str, Any]:
+    """``run_state`` of a run that nothing interrupts, trained once for all tests.
 
     Args:
         run: ``small_run``, or ``small_training`` of translators.
     """
     with tempfile.TemporaryDirectory() as folder:
         run(folder, layer, **options)
-        return all_of(folder)
+        return run_state(folder)
 
 
-def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The names under which two runs hold something else; empty for equal runs."""
     return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
 
@@ -232,5 +234,5 @@ def write_texts(folder: Path) -> Path:
     return folder
 
 
-def small(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
+def small_settings(texts: Path, *changes: str, name: str = "ptb-drill-2") -> Settings:
     return recipe(name, [f"data.corpus={texts}", *SMALL, *changes])

@@ -117,11 +117,11 @@ def write_pairs(folder: Path) -> None:
             (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n")
 
 
-def small(*changes: str, name: str = "mt-demo") -> Settings:
+def small_settings(*changes: str, name: str = "mt-demo") -> Settings:
     return recipe(name, ["data.corpus=pairs", *SMALL, *changes])
 
 
 def set_by_command(*changes: str) -> list[str]:
-    """``small(*changes)`` as it is typed behind `drill train mt-demo`."""
+    """``small_settings(*changes)`` as it is typed behind `drill train mt-demo`."""
     every = ["data.corpus=pairs", *SMALL, *changes]
     return [word for change in every for word in ("--set", change)]

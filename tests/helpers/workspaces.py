@@ -66,7 +66,7 @@ def pairs_workspace(folder: Path) -> Path:
 
 def _train_translator(folder: Path) -> None:
     translators.write_pairs(folder / "pairs")
-    assert train(translators.small(), "runs/tiny", device="cpu").finished
+    assert train(translators.small_settings(), "runs/tiny", device="cpu").finished
 
 
 @contextmanager

@@ -24,7 +24,14 @@ from drill.training.distributed import World
 from drill.training.loop import Outcome
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, recipe, resolve_settings
-from tests.helpers.language_models import all_of, rows, small, unlike, weights, write_texts
+from tests.helpers.language_models import (
+    differences,
+    rows,
+    run_state,
+    small_settings,
+    weights,
+    write_texts,
+)
 from tests.helpers.processes import python
 from tests.helpers.tasks import stop
 
@@ -41,13 +48,13 @@ def own_texts(tmp_path) -> Path:
 def trained(text_folder) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRILL_COMMIT", "0123abc")
-        train(small(text_folder), text_folder.parent / "run", device="cpu", quiet=True)
+        train(small_settings(text_folder), text_folder.parent / "run", device="cpu", quiet=True)
     return text_folder.parent / "run"
 
 
 @pytest.fixture
 def run(trained, tmp_path) -> Path:
-    """A finished run of ``small(texts)``, trained once for all tests."""
+    """A finished run of ``small_settings(texts)``, trained once for all tests."""
     return shutil.copytree(trained, tmp_path / "run")
 
 
@@ -61,23 +68,24 @@ def test_only_the_main_process_calls_on_start(tmp_path, text_folder, monkeypatch
     )
     monkeypatch.setattr("drill.tasks.fit", lambda *_, **__: Outcome(False, 1, 0, None, None, 0.0))
     said: list[str] = []
-    train(small(text_folder), tmp_path / "run", device="cpu", on_start=said.append)
+    train(small_settings(text_folder), tmp_path / "run", device="cpu", on_start=said.append)
     assert len(said) == 2 * first
 
 
 def test_train_logs_to_stderr_unless_quiet(tmp_path, text_folder, capsys):
-    train(small(text_folder), tmp_path / "run", device="cpu")
+    train(small_settings(text_folder), tmp_path / "run", device="cpu")
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert (out, lines[0].split()[0], lines[1].split()[0]) == ("", "training", "cpu")
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
-    train(small(text_folder, "training.epochs=3"), tmp_path / "run", device="cpu", quiet=True)
+    more = small_settings(text_folder, "training.epochs=3")
+    train(more, tmp_path / "run", device="cpu", quiet=True)
     assert capsys.readouterr() == ("", "")
 
 
 def test_run_comes_back_as_it_was(text_folder, run):
     found = load_language_model(run, device="cpu")
-    assert found.settings == small(text_folder)
+    assert found.settings == small_settings(text_folder)
     assert found.model.layer.label_weight is found.model.encoder.embedding.weight
     assert {entry.name for entry in run.iterdir()} - {"tensorboard"} == {
         ".lock", "best.safetensors", "environment.json", "last", "metrics.jsonl", "recipe.toml",
@@ -103,13 +111,13 @@ SGD = ["optimizer.lr=2", "optimizer.max_grad_norm=1"]  # for 40 steps
 def test_further_encoders_train_and_resume(tmp_path, text_folder, name, changes):
     dropout = [f"encoder.dropout_{site}=0.05" for site in ("input", "output", "state")]
     changes = [*changes, *dropout, "training.compile=false", "training.epochs=3"]
-    settings = small(text_folder, *changes, name=name)
+    settings = small_settings(text_folder, *changes, name=name)
     assert train(settings, tmp_path / "whole", device="cpu", quiet=True).finished
     losses = [row["train_loss"] for row in rows(tmp_path / "whole") if row["kind"] == "epoch"]
     assert losses[-1] < losses[0] - 0.05
     stop(settings, tmp_path / "run", 15)
     train(settings, tmp_path / "run", device="cpu", quiet=True)
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+    assert differences(run_state(tmp_path / "run"), run_state(tmp_path / "whole")) == []
     run = load_language_model(tmp_path / "run", device="cpu")
     assert run.perplexity().loss == pytest.approx(run.folder.rows()[-1]["test_loss"], rel=1e-6)
 
@@ -132,9 +140,9 @@ def test_environment_of_a_run(run):
 
 def test_seed_determines_the_run(tmp_path, text_folder, run):
     torch.rand(7)
-    train(small(text_folder), tmp_path / "same", device="cpu")
-    train(small(text_folder, "training.seed=4"), tmp_path / "other", device="cpu")
-    assert unlike(all_of(tmp_path / "same"), all_of(run)) == []
+    train(small_settings(text_folder), tmp_path / "same", device="cpu")
+    train(small_settings(text_folder, "training.seed=4"), tmp_path / "other", device="cpu")
+    assert differences(run_state(tmp_path / "same"), run_state(run)) == []
     assert rows(tmp_path / "other") != rows(run)
 
 
@@ -145,7 +153,8 @@ def test_every_layer_trains_and_loads(tmp_path, text_folder, layer):
            "mixtape": ["layer.gates=9", "encoder.output_size=6"],
            "doc": ["layer.experts=[1, 2]", "encoder.output_layers=2", "training.micro_batch=2"],
            "plif": ["layer.pieces=20", "layer.inner.name=deep-residual"]}  # fmt: skip
-    settings = small(text_folder, f"layer.name={layer}", "training.epochs=1", *own.get(layer, []))
+    changes = [f"layer.name={layer}", "training.epochs=1", *own.get(layer, [])]
+    settings = small_settings(text_folder, *changes)
     outcome = train(settings, tmp_path / "run", device="cpu")
     run = load_language_model(tmp_path / "run", device="cpu")
     assert type(run.model.layer) is LAYERS[layer]
@@ -160,7 +169,7 @@ def assert_weights(run: LanguageModelRun, which: str) -> None:
 
 
 def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, text_folder):
-    stop(small(text_folder), tmp_path / "run", 3)
+    stop(small_settings(text_folder), tmp_path / "run", 3)
     assert_weights(load_language_model(tmp_path / "run", device="cpu"), "last")
     with pytest.raises(CheckpointError, match="best"):
         load_language_model(tmp_path / "run", "best", device="cpu")
@@ -179,22 +188,22 @@ def test_either_weights_on_request(run):
 
 
 def test_changed_text_raises(tmp_path, own_texts):
-    settings = small(own_texts)
+    settings = small_settings(own_texts)
     stop(settings, tmp_path / "run", 14)
-    before = all_of(tmp_path / "run")
+    before = run_state(tmp_path / "run")
     path = own_texts / "train.txt"
     first, second, *rest = path.read_text().splitlines()
     for changed in ([second, first, *rest], [first, second, *rest, "w1 w2 w3"]):  # the same words
         path.write_text("\n".join(changed) + "\n")
         with pytest.raises((DataError, RunFolderError), match="text has changed"):
             train(settings, tmp_path / "run", device="cpu")
-    assert unlike(all_of(tmp_path / "run"), before) == []
+    assert differences(run_state(tmp_path / "run"), before) == []
     path.write_text("\n".join([first, second, *rest]) + "\n")
     assert train(settings, tmp_path / "run", device="cpu").finished
 
 
 def test_ids_of_a_run_are_those_of_its_text(tmp_path, own_texts):
-    train(small(own_texts, "training.epochs=1"), tmp_path / "run", device="cpu")
+    train(small_settings(own_texts, "training.epochs=1"), tmp_path / "run", device="cpu")
     with (own_texts / "train.txt").open("a") as stream:
         stream.write("w1 w2 w3\n")
     with pytest.raises(DataError, match="was trained on another text"):
@@ -225,7 +234,7 @@ def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch, rank, index):
 def test_settings_of_finetuning(tmp_path, text_folder):
     changes = ["training.bptt=10", "optimizer.lr=7", "optimizer.max_grad_norm=0.5"]
     changes += ["optimizer.map_lr_scale=0.5"]
-    settings = small(text_folder, *changes, "training.max_minutes=60", "training.epochs=1")
+    settings = small_settings(text_folder, *changes, "training.max_minutes=60", "training.epochs=1")
     train(settings, tmp_path / "run", device="cpu")
     found = finetune_settings(tmp_path / "run")
     assert found.recipe == "ptb-drill-2-finetune"
@@ -253,7 +262,7 @@ def test_finetuning_starts_from_the_best_weights_and_resumes_without_them(tmp_pa
     stop(settings, tmp_path / "fine", 14)
     shutil.rmtree(run)
     assert train(settings, tmp_path / "fine", device="cpu").finished
-    assert unlike(all_of(tmp_path / "fine"), all_of(tmp_path / "whole")) == []
+    assert differences(run_state(tmp_path / "fine"), run_state(tmp_path / "whole")) == []
 
 
 def test_finetuning_needs_weights_and_the_same_words(tmp_path, own_texts, run):
@@ -294,7 +303,7 @@ def test_lost_vocabulary_is_named(text_folder, run):
     (run / "vocabulary.json").unlink()
     for use in (
         load_language_model,
-        lambda folder, device: train(small(text_folder), folder, device=device),
+        lambda folder, device: train(small_settings(text_folder), folder, device=device),
     ):
         with pytest.raises(DataError, match=r"vocabulary\.json"):
             use(run, device="cpu")
@@ -340,7 +349,8 @@ def test_dry_run_needs_neither_memory_nor_the_compiler():
 
 def test_embedding_starts_small_and_every_row_is_trained(text_folder):
     """No row is a padding row: on current PyTorch -1 would mean the last one."""
-    settings = small(text_folder, *(f"encoder.dropout_{site}=0" for site in ("embedding", "input")))
+    changes = [f"encoder.dropout_{site}=0" for site in ("embedding", "input")]
+    settings = small_settings(text_folder, *changes)
     _, vocabulary = build.corpus(settings)
     model = language_model(settings, vocabulary)
     weight = model.encoder.embedding.weight
@@ -354,5 +364,5 @@ def test_finished_run_without_its_checkpoint_is_not_trained_over(text_folder, ru
     before = (run / "metrics.jsonl").read_bytes()
     shutil.rmtree(run / "last")
     with pytest.raises(RunFolderError, match="last/ is gone"):
-        train(small(text_folder), run, device="cpu")
+        train(small_settings(text_folder), run, device="cpu")
     assert (run / "metrics.jsonl").read_bytes() == before

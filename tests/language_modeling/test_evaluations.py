@@ -44,7 +44,7 @@ OF_LINES = {
 EVALUATIONS = OF_A_TEXT | OF_LINES
 
 
-def all_of(model):
+def model_state(model):
     """Bits, modes, and the random state of torch."""
     modes = [module.training for module in model.modules()]
     return bits(model), modes, torch.random.get_rng_state().tolist()
@@ -57,10 +57,10 @@ def test_model_is_left_as_it_was(evaluation, name):
     model.layer.eval()  # different modes, as with a frozen part
     model.loss(*torch.randint(V, (2, 4, 3))).total.backward()
     gradients = [p.grad for p in model.parameters()]
-    before, values = all_of(model), [grad.clone() for grad in gradients]
+    before, values = model_state(model), [grad.clone() for grad in gradients]
     with torch.no_grad():  # as a caller may have it
         EVALUATIONS[evaluation](model)
-    assert all_of(model) == before
+    assert model_state(model) == before
     assert all(p.grad is grad for p, grad in zip(model.parameters(), gradients, strict=True))
     assert all(map(torch.equal, gradients, values))
 
@@ -76,15 +76,15 @@ STREAMS = {
 def test_nothing_leaks_from_a_stream_that_is_half_read(stream, name):
     model = language_model(name)
     model.layer.eval()
-    before, begun = all_of(model), STREAMS[stream](model)
+    before, begun = model_state(model), STREAMS[stream](model)
     next(begun)
     assert torch.is_grad_enabled()
-    assert all_of(model) == before
+    assert model_state(model) == before
     whole = list(STREAMS[stream](model))  # no labels are cached
     with model.layer.shared_labels():
         pass
     assert list(begun) == whole[1:]
-    assert all_of(model) == before
+    assert model_state(model) == before
 
 
 @pytest.mark.parametrize("evaluation", OF_A_TEXT)
@@ -102,10 +102,10 @@ def test_progress_reaches_the_end_and_may_interrupt(evaluation, monkeypatch):
     def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
-    before = all_of(model)
+    before = model_state(model)
     with pytest.raises(KeyboardInterrupt):
         OF_A_TEXT[evaluation](model, progress=interrupt)
-    assert all_of(model) == before
+    assert model_state(model) == before
     OF_A_TEXT[evaluation](model)  # no labels are left cached
 
 

@@ -15,7 +15,7 @@ from drill.layers.label_source import label_vectors
 from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from tests.helpers import wordnet
-from tests.helpers.language_models import small, weights
+from tests.helpers.language_models import small_settings, weights
 
 STEMS = ("lamp", "boat", "sea", "light", "walk", "rope", "sand", "wind")
 WORDS = [*STEMS, *(f"{stem}s" for stem in STEMS), "in", "the"]
@@ -40,7 +40,8 @@ def surroundings(workspace, tmp_path, monkeypatch):
 
 
 def settings(workspace, *changes, name="ptb-drill-2"):
-    return small(workspace / "text", "training.epochs=1", "optimizer.lr=1", *changes, name=name)
+    changes = ("training.epochs=1", "optimizer.lr=1", *changes)
+    return small_settings(workspace / "text", *changes, name=name)
 
 
 def trained(workspace, *changes, **options) -> LanguageModelRun:

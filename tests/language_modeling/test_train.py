@@ -26,14 +26,14 @@ from drill.training.run.folder import RunFolder
 from tests.helpers.language_models import (
     BATCH,
     BPTT,
-    all_of,
     all_rows,
     assert_close_rows,
+    differences,
     rows,
+    run_state,
     small_model,
     small_run,
     text,
-    unlike,
     weights,
 )
 
@@ -321,8 +321,8 @@ def test_tokens_per_second_excludes_validation(tmp_path, monkeypatch):
 def test_validations_inside_an_epoch_do_not_change_training(tmp_path, optimizer):
     small_run(tmp_path / "plain", "deep-residual", optimizer, epochs=4)
     small_run(tmp_path / "often", "deep-residual", optimizer, epochs=4, validate_every=3)
-    plain, often = all_of(tmp_path / "plain"), all_of(tmp_path / "often")
-    changed = unlike(plain, often)
+    plain, often = run_state(tmp_path / "plain"), run_state(tmp_path / "often")
+    changed = differences(plain, often)
     assert not [name for name in changed if name.startswith("last ") and name != "last numbers"]
     lines = rows(tmp_path / "often")
     steps = [row["step"] for row in lines if row["kind"] == "validation"]

@@ -16,12 +16,12 @@ from tests.helpers.files import disk_full
 from tests.helpers.language_models import (
     OPTIMIZERS,
     after,
-    all_of,
-    finished,
+    differences,
     rows,
+    run_state,
     small_model,
     small_run,
-    unlike,
+    uninterrupted_run,
     weights,
 )
 
@@ -85,7 +85,7 @@ def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch
     assert not flag.any()
     assert poisoned(tmp_path, 1, math.nan).startswith("the loss became nan before step 1")
     small_run(tmp_path, "deep-residual")
-    assert unlike(all_of(tmp_path), finished(small_run, "deep-residual")) == []
+    assert differences(run_state(tmp_path), uninterrupted_run(small_run, "deep-residual")) == []
 
 
 def full_from(count: int, act: Callable[..., None]) -> Callable[..., None]:
@@ -120,4 +120,4 @@ def test_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     last = folder.load_last()
     assert (last and last[1]["step"]) == step
     small_run(folder.path, "deep-residual")
-    assert unlike(all_of(folder.path), finished(small_run, "deep-residual")) == []
+    assert differences(run_state(folder.path), uninterrupted_run(small_run, "deep-residual")) == []

@@ -19,13 +19,13 @@ from drill.training.optim.muon import orthogonalized
 from drill.training.settings import resolve_settings
 from tests.helpers.language_models import (
     V,
-    all_of,
     assert_close_rows,
+    differences,
     interrupted_after,
     rows,
+    run_state,
     small_run,
     text,
-    unlike,
     weights,
 )
 from tests.helpers.processes import python
@@ -196,7 +196,7 @@ def check_resumed(tmp_path, optimizer="adamw", **options):
         if trained(tmp_path / "parts", interrupted_after(7, optimizer), **options).finished:
             break
     assert start > 2
-    assert unlike(all_of(tmp_path / "parts"), all_of(tmp_path / "whole")) == []
+    assert differences(run_state(tmp_path / "parts"), run_state(tmp_path / "whole")) == []
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch": 3, "partial_shuffle": True}])

@@ -17,12 +17,12 @@ from drill.errors import CheckpointError, SettingsError
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
 from tests.helpers.language_models import (
-    all_of,
     assert_close_rows,
+    differences,
     interrupted_after,
     rows,
+    run_state,
     small_run,
-    unlike,
     weights,
 )
 from tests.helpers.processes import ROOT, python
@@ -105,9 +105,9 @@ def test_a_translator_goes_on_with_another_number_of_processes(launched, tmp_pat
 def test_processes_of_a_translator_stop_together_and_resume(launched, found):
     assert found["stopped after a validation"] == [False, 1]
     assert found["translator stopped"] == [False, 6]  # asked after 5, agreed on at a multiple of 3
-    whole = all_of(launched / "translator 2")
+    whole = run_state(launched / "translator 2")
     for name in ("translator stopped after a validation", "stopped translator"):
-        assert unlike(all_of(launched / name), whole) == []
+        assert differences(run_state(launched / name), whole) == []
 
 
 @pytest.mark.slow
@@ -134,13 +134,13 @@ def test_a_signal_to_one_process_stops_all_of_them_and_the_run_goes_on(launched,
     finished, step = found["stopped"]
     assert not finished
     assert step == 9  # asked after 7, agreed on at a multiple of 3
-    assert unlike(all_of(launched / "stopped"), all_of(launched / "whole")) == []
+    assert differences(run_state(launched / "stopped"), run_state(launched / "whole")) == []
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_restarted(launched):
     assert int((launched / "restarts").read_text()) >= 1
-    assert unlike(all_of(launched / "died"), all_of(launched / "whole")) == []
+    assert differences(run_state(launched / "died"), run_state(launched / "whole")) == []
 
 
 @pytest.mark.slow

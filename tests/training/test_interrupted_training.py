@@ -15,10 +15,10 @@ from drill.language_modeling import train as language_model_train
 from drill.training.run.folder import RunFolder
 from tests.helpers.language_models import (
     acting,
-    all_of,
-    finished,
+    differences,
     interrupted_after,
-    unlike,
+    run_state,
+    uninterrupted_run,
 )
 from tests.helpers.tasks import LM, MT, TASKS
 
@@ -43,7 +43,7 @@ def test_signal_in_a_step_saves_and_stops(tmp_path, name, number):
     ended = [report.row["epoch"] for report in shown if report.row is not None]
     assert ended == list(range(1, outcome.epoch))
     assert task.run(tmp_path).finished
-    assert unlike(all_of(tmp_path), finished(task.run)) == []
+    assert differences(run_state(tmp_path), uninterrupted_run(task.run)) == []
 
 
 FIRST = {"validate_first": True}
@@ -69,7 +69,7 @@ def test_signal_in_a_validation_stops_after_it(
         outcome = task.run(tmp_path, **options)
     assert (outcome.finished, outcome.interrupted) == (False, True)
     assert task.run(tmp_path, **options).finished
-    assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
+    assert differences(run_state(tmp_path), uninterrupted_run(task.run, **options)) == []
 
 
 NAN = FloatingPointError("NaN")
@@ -100,7 +100,7 @@ def test_failed_evaluation_raises_and_a_resume_repeats_it(
             task.run(tmp_path, **options)
     assert RunFolder(tmp_path).test_row() is None
     task.run(tmp_path, **options)
-    assert unlike(all_of(tmp_path), finished(task.run, **options)) == []
+    assert differences(run_state(tmp_path), uninterrupted_run(task.run, **options)) == []
 
 
 @pytest.mark.parametrize(

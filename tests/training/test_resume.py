@@ -18,12 +18,12 @@ from drill.training.run.folder import RunFolder
 from tests.helpers.language_models import (
     OPTIMIZERS,
     after,
-    all_of,
+    differences,
     interrupted_after,
     interrupted_replays,
     rows,
+    run_state,
     small_run,
-    unlike,
 )
 from tests.helpers.processes import python
 from tests.helpers.tasks import LM, MT, TASKS
@@ -82,12 +82,12 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, task, optimizer, layer, st
     starts = in_pieces(
         task, tmp_path / "pieces", layer, lambda: interrupted_after(steps, fresh()), **options
     )
-    whole = all_of(tmp_path / "whole")
+    whole = run_state(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
     if optimizer and (optimizer == "nt-asgd" or optimizer.startswith("late")):
         assert {row["averaged"] for row in epochs} == {False, True}  # averaging starts inside
     assert starts == epochs[-1]["step"] // steps + 1
-    assert unlike(all_of(tmp_path / "pieces"), whole) == []
+    assert differences(run_state(tmp_path / "pieces"), whole) == []
     files = [RunFolder(tmp_path / name).best.read_bytes() for name in ("whole", "pieces")]
     assert files[0] == files[1]
 
@@ -109,12 +109,12 @@ def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, optimizer, prec
     starts = in_pieces(
         LM, tmp_path / "pieces", layer, lambda: interrupted_replays(13, optimizer), **options
     )
-    whole = all_of(tmp_path / "whole")
+    whole = run_state(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
     if optimizer == "nt-asgd":
         assert {row["averaged"] for row in epochs} == {False, True}
     assert starts == epochs[-1]["step"] // 13 + 1
-    assert unlike(all_of(tmp_path / "pieces"), whole) == []
+    assert differences(run_state(tmp_path / "pieces"), whole) == []
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +134,11 @@ def kill_harness(tmp_path_factory) -> tuple[Path, dict]:
 def test_a_killed_run_is_the_same_run(kill_harness, scenario, least):
     folder, report = kill_harness
     assert report[scenario]["kills"] >= least
-    whole = all_of(folder / scenario / "whole")
+    whole = run_state(folder / scenario / "whole")
     if scenario in ("at_random", "in_a_save"):
         assert {row.get("averaged") for row in whole["rows"]} >= {False, True}
     for name in report[scenario]["runs"]:
-        assert unlike(all_of(folder / scenario / name), whole) == [], name
+        assert differences(run_state(folder / scenario / name), whole) == [], name
 
 
 @pytest.mark.slow
@@ -157,13 +157,13 @@ def test_a_killed_run_of_a_recipe_leaves_no_half_files(kill_harness):
 def test_a_finished_run_gives_its_outcome_again_without_training(tmp_path, task):
     run, fresh = TASKS[task].run, OPTIMIZERS["nt-asgd"] if task == LM else small_optimizer
     first = run(tmp_path, optimizer=fresh(), epochs=3)
-    before = all_of(tmp_path)
+    before = run_state(tmp_path)
     again = run(tmp_path, optimizer=after(1, fresh(), pytest.fail), epochs=3)
     if task == MT:  # the hypotheses are in the folder only
         assert again.test.scores == first.test.scores
         again = replace(again, valid=first.valid, test=first.test)
     assert again == first
-    assert unlike(all_of(tmp_path), before) == []
+    assert differences(run_state(tmp_path), before) == []
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_more_epochs_resume_from_the_end(tmp_path, optimizer):
         assert outcome.epoch == epochs
         tests = [row["kind"] for row in rows(tmp_path / "raised")].count("test")
         assert tests == 1  # that of fewer epochs goes
-    assert unlike(all_of(tmp_path / "raised"), all_of(tmp_path / "whole")) == []
+    assert differences(run_state(tmp_path / "raised"), run_state(tmp_path / "whole")) == []
 
 
 def interrupted(tmp_path: Path) -> RunFolder:
@@ -224,4 +224,4 @@ def test_a_run_without_its_checkpoint_starts_over(tmp_path):
     folder = interrupted(tmp_path / "run")
     folder.last.unlink()
     small_run(tmp_path / "run")
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+    assert differences(run_state(tmp_path / "run"), run_state(tmp_path / "whole")) == []

@@ -16,7 +16,7 @@ from drill.training.progress import epoch_line
 from drill.training.run.checkpoint import load
 from drill.training.run.folder import RunFolder
 from drill.training.state import Score, TrainingState
-from tests.helpers.language_models import after, all_of, rows, small_run, unlike
+from tests.helpers.language_models import after, differences, rows, run_state, small_run
 from tests.helpers.tasks import LM, MT, TASKS, Task, both_tasks
 from tests.helpers.translators import small_training
 
@@ -157,10 +157,10 @@ def test_clock_ends_a_run_inside_an_epoch_with_a_validation_and_the_test(tmp_pat
     assert found[-1]["kind"] == "test"
     assert outcome.epoch == found[-2]["epoch"] < 50
     assert 60.0 <= RunFolder(tmp_path).rows()[-2]["elapsed"] < 80.0
-    before = all_of(tmp_path)
+    before = run_state(tmp_path)
     again = timed(task, tmp_path, 1.0, epochs=50)  # it has ended
     assert (again.epoch, again.ended_by) == (outcome.epoch, "max_minutes")
-    assert unlike(all_of(tmp_path), before) == []
+    assert differences(run_state(tmp_path), before) == []
     assert timed(task, tmp_path, 1.5, epochs=50).finished
     assert rows(tmp_path)[-2]["step"] > found[-2]["step"]
 

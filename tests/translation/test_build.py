@@ -18,7 +18,7 @@ from drill.training.run.resume_checks import has_ended
 from drill.translation.inference import translate
 from drill.translation.run import load_translator
 from drill.translation.search.decoding import Search
-from tests.helpers.translators import small
+from tests.helpers.translators import small_settings
 from tests.helpers.workspaces import pairs_workspace
 
 
@@ -52,7 +52,7 @@ def test_counted_layer_translates_without_the_training_text(in_workspace, run_cl
     shutil.copytree("pairs", tmp_path / "pairs")
     counted = ["layer.name=adaptive", "layer.cutoffs=[50,150]", "training.epochs=1"]
     run = tmp_path / "run"
-    train(small(*counted, f"data.corpus={tmp_path / 'pairs'}"), run, device="cpu")
+    train(small_settings(*counted, f"data.corpus={tmp_path / 'pairs'}"), run, device="cpu")
     shutil.rmtree(tmp_path / "pairs")
     words = ("translate", str(run), "--device", "cpu")
     code, out, err = run_cli(*words, stdin="abc\n")
@@ -76,7 +76,7 @@ def test_counted_layer_translates_without_the_training_text(in_workspace, run_cl
 def test_faults_of_settings_show_before_a_text_is_read(in_workspace, monkeypatch, changes, fault):
     monkeypatch.setattr("drill.translation.build.read_parallel_corpus", None)
     with pytest.raises(SettingsError, match=fault):
-        train(small(*changes), "runs/none", device="cpu")
+        train(small_settings(*changes), "runs/none", device="cpu")
 
 
 def test_all_packages_that_are_missing_are_named_at_once(run_cli, monkeypatch):
@@ -101,12 +101,12 @@ def test_all_packages_that_are_missing_are_named_at_once(run_cli, monkeypatch):
     ],
 )
 def test_limit_that_comes_first_ends_a_run(in_workspace, limits, ended):
-    assert has_ended(RunFolder("runs/tiny"), small(*limits)) is ended
+    assert has_ended(RunFolder("runs/tiny"), small_settings(*limits)) is ended
 
 
 def test_changed_text_raises(in_workspace, tmp_path):
     shutil.copytree("pairs", tmp_path / "pairs")
-    settings = small(f"data.corpus={tmp_path / 'pairs'}")
+    settings = small_settings(f"data.corpus={tmp_path / 'pairs'}")
     train(settings, tmp_path / "run", device="cpu")
     for language in ("en", "de"):
         path = tmp_path / "pairs" / f"test.{language}"

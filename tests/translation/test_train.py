@@ -14,7 +14,7 @@ from drill.translation.evaluate import translation_loss
 from drill.translation.search import beam_search
 from drill.translation.search.decoding import Search
 from drill.translation.train import TranslationState
-from tests.helpers.language_models import after, all_of, rows, unlike, weights
+from tests.helpers.language_models import after, differences, rows, run_state, weights
 from tests.helpers.translators import small_data, small_training, small_translator
 
 
@@ -96,7 +96,7 @@ def test_more_epochs_remove_an_older_average(tmp_path):
     train("a", 4, after(1, constant(), lambda: seen.append(averaged.exists())))
     assert seen == [False]
     train("b", 4, constant())
-    assert unlike(all_of(tmp_path / "a"), all_of(tmp_path / "b")) == []
+    assert differences(run_state(tmp_path / "a"), run_state(tmp_path / "b")) == []
 
 
 def test_progress_of_validations_and_the_test_is_shown(tmp_path, monkeypatch):

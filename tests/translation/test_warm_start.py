@@ -14,9 +14,9 @@ from drill.training.run import checkpoint
 from drill.training.settings import read_settings
 from drill.translation.evaluate import translation_loss
 from drill.translation.run import load_translator
-from tests.helpers.language_models import all_of, unlike, weights
+from tests.helpers.language_models import differences, run_state, weights
 from tests.helpers.tasks import stop
-from tests.helpers.translators import small
+from tests.helpers.translators import small_settings
 from tests.helpers.workspaces import pairs_workspace, text_workspace
 
 STILL = [
@@ -38,7 +38,7 @@ def workspace(tmp_path_factory):
 
 
 def started(*changes: str, start: Path | str = "runs/tiny"):
-    return small("data.corpus=other", f"init_from={start}", *changes)
+    return small_settings("data.corpus=other", f"init_from={start}", *changes)
 
 
 @pytest.mark.parametrize("kind", ["best", "averaged"])
@@ -71,7 +71,7 @@ def test_resumed_run_does_not_ask_for_its_start_again(in_workspace, tmp_path):
     stop(settings, tmp_path / "run", 4)
     shutil.rmtree(tmp_path / "base")
     assert train(settings, tmp_path / "run", device="cpu").finished
-    assert unlike(all_of(tmp_path / "run"), all_of(tmp_path / "whole")) == []
+    assert differences(run_state(tmp_path / "run"), run_state(tmp_path / "whole")) == []
     assert train(settings, tmp_path / "run", device="cpu").finished  # nothing is left to do
 
 
@@ -117,7 +117,7 @@ def test_dropout_and_training_may_differ(in_workspace, tmp_path):
 def test_counts_stay_those_that_the_weights_were_trained_for(counted, in_workspace, tmp_path):
     """The letters of the second text are other ones."""
     base, run = tmp_path / "base", tmp_path / "run"
-    train(small(*counted), base, device="cpu")
+    train(small_settings(*counted), base, device="cpu")
     train(started(*counted, *STILL, start=base), run, device="cpu")
     losses = []
     valid = load_translator(base, device="cpu").split("valid")[1]

@@ -11,7 +11,7 @@ from drill.tasks import train
 from drill.training.run import environment as environment_module
 from drill.training.run.environment import commit
 from drill.training.settings import read_settings
-from tests.helpers.language_models import rows, small
+from tests.helpers.language_models import rows, small_settings
 from tests.helpers.tasks import stop
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -23,12 +23,13 @@ def read(folder: Path) -> dict:
 
 def test_every_resume_is_added(tmp_path, text_folder, monkeypatch):
     folder = tmp_path / "run"
-    stop(small(text_folder), folder, 5)
+    stop(small_settings(text_folder), folder, 5)
     first = read(folder)
     assert "resumed" not in first
     for name, epochs in (("later", 1), ("latest", 2)):
         monkeypatch.setenv("DRILL_COMMIT", name)
-        assert train(small(text_folder, f"training.epochs={epochs}"), folder, device="cpu").finished
+        settings = small_settings(text_folder, f"training.epochs={epochs}")
+        assert train(settings, folder, device="cpu").finished
     found = read(folder)
     starts = found.pop("resumed")
     assert found == first
@@ -43,13 +44,13 @@ def test_a_resume_that_saved_nothing_is_replaced_by_the_next(
     tmp_path, text_folder, monkeypatch, epochs
 ):
     folder = tmp_path / "run"
-    train(small(text_folder), folder, device="cpu")
+    train(small_settings(text_folder), folder, device="cpu")
     with monkeypatch.context() as patch:  # it ends with its first checkpoint not yet written
         patch.setattr("drill.training.run.checkpoint.save", lambda *_, **__: sys.exit())
         with pytest.raises(SystemExit):
-            train(small(text_folder, "training.epochs=3"), folder, device="cpu")
+            train(small_settings(text_folder, "training.epochs=3"), folder, device="cpu")
     monkeypatch.setenv("DRILL_COMMIT", "later")
-    settings = small(text_folder, f"training.epochs={epochs}")
+    settings = small_settings(text_folder, f"training.epochs={epochs}")
     assert train(settings, folder, device="cpu").epoch == epochs
     assert [each["commit"] for each in read(folder)["resumed"]] == ["later"]
     assert read_settings(folder / "recipe.toml") == settings

@@ -13,7 +13,7 @@ from drill.tasks import train
 from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
 from drill.training.signals import GracefulShutdown, reraise_signal
-from tests.helpers.language_models import small, write_texts
+from tests.helpers.language_models import small_settings, write_texts
 from tests.helpers.tasks import interrupted
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
@@ -27,7 +27,7 @@ def in_tmp_path(tmp_path, monkeypatch):
 
 
 def settings_of_text() -> Settings:
-    return small(write_texts(Path("texts")))
+    return small_settings(write_texts(Path("texts")))
 
 
 def test_ctrl_c_reaches_the_caller_and_the_same_call_goes_on():

@@ -7,7 +7,7 @@ import pytest
 from drill.data import Corpus
 from drill.tasks import train
 from drill.training.run.summary import share_of_unknown
-from tests.helpers.translators import small, write_pairs
+from tests.helpers.translators import small_settings, write_pairs
 
 TEXT = "a a a b b c\n"  # seven tokens with <eos>
 
@@ -32,7 +32,8 @@ def workspace(tmp_path):
 
 def test_dropped_pairs_are_reported(in_workspace, tmp_path):
     said: list[str] = []
-    train(small("training.max_steps=1"), tmp_path / "run", device="cpu", on_start=said.append)
+    settings = small_settings("training.max_steps=1")
+    train(settings, tmp_path / "run", device="cpu", on_start=said.append)
     dropped = json.loads((tmp_path / "run/environment.json").read_text())["filtered"]
     assert (dropped["pairs"], dropped["empty"], dropped["ratio"]) == (63, 1, 1)
     kept = dropped.pop("pairs") - sum(dropped.values())
