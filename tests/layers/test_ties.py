@@ -171,18 +171,6 @@ def test_the_layer_follows_a_swapped_embedding_parameter(name):
     assert built.embedding.weight.grad.any()
 
 
-@every_tied_case
-def test_input_and_output_gradients_meet_in_one_parameter(name):
-    built = model(name, torch.float64)
-    hidden, targets = batch(built.layer, 6)
-    looked_up = built.embedding(targets).sum()
-    (as_input,) = torch.autograd.grad(looked_up, built.embedding.weight, retain_graph=True)
-    loss = built.layer.nll(hidden, targets)
-    (as_output,) = torch.autograd.grad(loss, built.embedding.weight, retain_graph=True)
-    (loss + looked_up).backward()
-    torch.testing.assert_close(built.embedding.weight.grad, as_input + as_output)
-
-
 @pytest.mark.gpu
 @one_of_each_layer
 def test_a_model_moves_to_the_gpu_whole(name):

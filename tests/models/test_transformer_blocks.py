@@ -1,11 +1,10 @@
 """Blocks of a Transformer: one pass between products, and attention that can be trained."""
 
 import math
-from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drill.models import Transformer
 from drill.models.transformer import fused_blocks
@@ -13,12 +12,6 @@ from drill.models.transformer.attention import WithoutCudnn, fused_attention
 from drill.training.cuda_graphs import CapturedGradients
 from tests.helpers.devices import every_impl, triton_devices
 from tests.models.small_transformers import B, S, T, both_norms, d, ids, make, ragged, trained
-
-
-@cache
-def undropped(norm: str, device: str, half: bool) -> list[Tensor]:
-    """By the kernels, once for all: the interpreter takes seconds."""
-    return trained("triton", norm, device, half)
 
 
 @pytest.mark.parametrize(
@@ -32,23 +25,13 @@ def undropped(norm: str, device: str, half: bool) -> list[Tensor]:
 )
 @triton_devices
 def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
-    ours, theirs = undropped(norm, device, half), trained("reference", norm, device, half)
+    ours, theirs = (trained(impl, norm, device, half) for impl in ("triton", "reference"))
     assert [each.dtype for each in ours] == [each.dtype for each in theirs]
     found, expected = (torch.cat([each.flatten() for each in made]) for made in (ours, theirs))
     assert (found - expected).norm() <= (0.03 if half else 1e-5) * expected.norm()
     if not half:
         for found, expected in zip(ours, theirs, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@triton_devices
-def test_one_pass_drops_as_the_seed_says(norm, device):
-    first, again = (trained("triton", norm, device, True, dropout=0.3) for _ in range(2))
-    assert torch.equal(first[0], again[0])
-    torch.testing.assert_close(first, again, rtol=1e-3, atol=1e-3)  # attention sums in any order
-    assert not torch.equal(first[0], undropped(norm, device, True)[0])
 
 
 @pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])

@@ -20,13 +20,6 @@ from tests.helpers.devices import needs_hopper, needs_triton, on_hopper
 from tests.kernels.lstm.problems import differentiate, errors, problem, same_bits, solve
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 3, 5), (7, 4, 6, 8)])
-def test_the_reference_is_the_library(sizes):
-    given = problem(*sizes)
-    found, truth = solve("reference", *given), solve("cudnn", *given)
-    torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-12)
-
-
 def test_a_wider_input_is_cut_where_nobody_asked_for_padding():
     x, h, c, weights, _ = problem(4, 2, 6, 8)
     wide = torch.cat([x, torch.zeros(4, 2, 2, dtype=x.dtype)], dim=2)
