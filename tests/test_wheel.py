@@ -3,7 +3,6 @@
 ``test_imports.py`` checks that it imports no package that it does not declare.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,8 @@ from zipfile import ZipFile
 import pytest
 
 from drill import LAYERS
+from tests.helpers.processes import ROOT, python
 
-ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 pytestmark = pytest.mark.slow
@@ -42,9 +41,7 @@ def test_the_installed_command_runs_from_an_empty_folder(wheel, tmp_path):
         [*PIP, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True
     )
     program = "import drill.cli, sys; assert drill.__file__.startswith(sys.argv.pop(1)); "
-    command = [sys.executable, "-c", program + "drill.cli.main()", str(site), "layers"]
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [name for name in LAYERS if name not in done.stdout] == []
+    program += "drill.cli.main()"
+    out = python("-c", program, site, "layers", cwd=tmp_path, PYTHONPATH=str(site))
+    assert [name for name in LAYERS if name not in out] == []
     assert "drill.cli" in (site / "bin/drill").read_text()

@@ -1,19 +1,17 @@
 """Every benchmark runs at tiny sizes and writes its rows; no time is asserted."""
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tables import QUESTIONS
 
 from drill.layers import LAYERS
+from tests.helpers.processes import ROOT, python
 
 pytestmark = pytest.mark.slow  # all benchmarks, half a minute
 
-ROOT = Path(__file__).parents[2]
 BENCHMARKS = [name for name in QUESTIONS if name != "epoch"]  # which needs the corpora
 NEED_CUDA = ("triton", "drill triton", "liger-kernel", "cut-cross-entropy")
 MAY_FAIL = ("liger-kernel", "cut-cross-entropy", "F.linear_cross_entropy")  # not ours
@@ -29,15 +27,7 @@ for name in names.split():
     runpy.run_path(f"bench/{name}.py", run_name="__main__")
 """
 
-
-def call(*arguments: str | Path) -> str:
-    """What a command of Python prints, with one thread and without Triton's interpreter."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+call = partial(python, timeout=1800, TRITON_INTERPRET="0")  # kernels are compiled, or not there
 
 
 def read(path: Path) -> list[dict]:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import distributed
 
-from tests.helpers.processes import python
+from tests.helpers.processes import two_processes
 from tests.hf.tiny_models import logits
 
 pytest.importorskip("accelerate", reason="needs accelerate")
-from tests.hf.train_in_processes import parts
+from tests.hf.train_in_processes import parts, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,20 +23,12 @@ pytestmark = [
 def one_process():
     """Losses of four steps, and the logits after them."""
     model, optimizer, ids = parts()
-    losses = []
-    for _ in range(4):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, logits(model)
+    return train(model, optimizer, ids), logits(model)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fully_shard"])
 def test_two_processes_train_as_one(kind, one_process, tmp_path):
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    python(*launch, Path(__file__).with_name("train_in_processes.py"), kind, tmp_path)
+    two_processes(Path(__file__).with_name("train_in_processes.py"), kind, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     losses, expected = one_process
     assert report["losses"] == pytest.approx(losses, rel=1e-5)

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -156,7 +154,7 @@ def test_gguf(tmp_path):
     model = perturb(attach(build("llama"), depth=2))
     fold(model).save_pretrained(tmp_path)
     options = ["--outtype", "f32", "--outfile", tmp_path / "model.gguf"]
-    subprocess.run([sys.executable, script, tmp_path, *options], check=True, timeout=300)
+    python(script, tmp_path, *options)
     np.save(tmp_path / "ids.npy", IDS.numpy())
     without_drill(GGUF, tmp_path)
     got = torch.from_numpy(np.load(tmp_path / "logits.npy"))

@@ -17,11 +17,8 @@ def parts():
     """A model, its optimiser and a batch of ids (4, 8)."""
     model = perturb(attach(build("llama"), depth=2)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    return (
-        model,
-        optimizer,
-        torch.randint(3, 90, (4, 8), generator=torch.Generator().manual_seed(3)),
-    )
+    ids = torch.randint(3, 90, (4, 8), generator=torch.Generator().manual_seed(3))
+    return model, optimizer, ids
 
 
 def train(model, optimizer, ids, accelerator=None, steps=4):
@@ -32,9 +29,11 @@ def train(model, optimizer, ids, accelerator=None, steps=4):
         loss.backward() if accelerator is None else accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        total = loss.detach().clone()
-        distributed.all_reduce(total)
-        losses.append(total.item() / distributed.get_world_size())
+        total, processes = loss.detach().clone(), 1
+        if distributed.is_initialized():
+            distributed.all_reduce(total)
+            processes = distributed.get_world_size()
+        losses.append(total.item() / processes)
     return losses
 
 

@@ -2,11 +2,7 @@
 
 import json
 import logging
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,12 +21,10 @@ from tests.helpers.language_models import (
     small_run,
     weights,
 )
-from tests.helpers.processes import ROOT, python
+from tests.helpers.processes import ROOT, python, two_processes
 from tests.helpers.translators import small_data, small_optimizer, small_training
 from tests.helpers.workspaces import RECIPE
 from tests.training.workers import EXACT, MANY_BATCHES, PLAIN, TRANSLATOR
-
-PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +36,7 @@ def launched(tmp_path_factory) -> Path:
     stopping = interrupted_after(5, small_optimizer())
     alone = folder / "one, then two translators"
     assert not small_training(alone, optimizer=stopping, **MANY_BATCHES).finished
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "--max-restarts", "3", "-m", "tests.training.workers"]  # fmt: skip
-    python(*command, folder)
+    two_processes("--max-restarts", 3, "-m", "tests.training.workers", folder)
     return folder
 
 
@@ -177,22 +169,11 @@ with init_distributed(torch.device("cpu"), timeout=4.0) as mine:
 @pytest.mark.slow
 def test_what_the_first_process_does_alone_may_take_longer_than_what_all_do(tmp_path):
     """It learns subwords and translates the test text, for hours where they are large."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", WAITING, str(tmp_path)],
-            cwd=ROOT,
-            env={**os.environ, **shared, "RANK": rank, "OMP_NUM_THREADS": "1"},
-            **PIPES,
-        )
-        for rank in ("0", "1")
-    ]
-    for process in started:
-        out, err = process.communicate(timeout=120)
-        assert out == "learnt\n", err[-2000:]
+    (tmp_path / "waiting.py").write_text(WAITING)
+    (tmp_path / "begun").mkdir()
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # not that of torchrun
+    out = two_processes(tmp_path / "waiting.py", tmp_path / "begun", **own_store)
+    assert out.split() == ["learnt"] * 2
 
 
 def test_processes_that_read_different_checkpoints_are_an_error(tmp_path, monkeypatch):
@@ -222,10 +203,8 @@ def test_the_documented_command_trains_with_two_processes(tmp_path):
     words = " ".join(shown).replace("--nproc-per-node 4", "--standalone --nproc-per-node 2")
     command = words.replace("ptb-drill-4", "small.toml --device cpu").split()
     assert command[-6:] == ["-m", "drill", "train", "small.toml", "--device", "cpu"]
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run([*launcher, *command[1:]], cwd=tmp_path, env=env, **PIPES, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("runs/small: valid") == 1  # the first process alone speaks
+    options = {"cwd": tmp_path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    out = python("-m", "torch.distributed.run", *command[1:], **options)
+    assert out.count("runs/small: valid") == 1  # the first process alone speaks
     environment = json.loads((tmp_path / "runs/small/environment.json").read_text())
     assert environment["world_size"] == 2

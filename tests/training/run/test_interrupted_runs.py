@@ -14,6 +14,7 @@ from drill.training.run.folder import RunFolder
 from drill.training.settings import Settings
 from drill.training.signals import GracefulShutdown, reraise_signal
 from tests.helpers.language_models import small_settings, write_texts
+from tests.helpers.processes import ROOT
 from tests.helpers.tasks import interrupted
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
@@ -72,8 +73,7 @@ with interrupted(3, signal.SIGTERM):
     train(settings_of_text(), "runs/a b", device="cpu")
 print("went on")
 """
-    root = Path(__file__).parents[3]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), done.stderr
