@@ -148,12 +148,22 @@ def interrupted_after(
     return after(steps, fresh, lambda: os.kill(os.getpid(), number))
 
 
-def interrupted_replays(steps: int, optimizer: str) -> ScheduledOptimizer:
+def interrupted_replays(steps: int, optimizer: ScheduledOptimizer) -> ScheduledOptimizer:
     """The same for steps that are replayed: an optimizer hears of them before."""
-    made = OPTIMIZERS[optimizer]()
     stop = functools.partial(os.kill, os.getpid(), signal.SIGINT)
-    made.prepare_step = acting(made.prepare_step, steps, stop, after=True)  # type: ignore
-    return made
+    optimizer.prepare_step = acting(optimizer.prepare_step, steps, stop, after=True)  # type: ignore
+    return optimizer
+
+
+def train_in_pieces(run: Callable[[], Outcome]) -> int:
+    """Call ``run``, which interrupts itself, until it has finished; how many starts that took."""
+    for start in range(1, 200):
+        torch.manual_seed(start)  # the saved random state counts, not the current one
+        outcome = run()
+        if outcome.finished:
+            return start
+        assert (outcome.interrupted, outcome.test) == (True, None)
+    raise AssertionError("200 starts were not enough")
 
 
 def all_rows(path: Path | str) -> list[dict[str, Any]]:

@@ -23,9 +23,10 @@ from tests.helpers.language_models import (
     rows,
     run_state,
     small_run,
+    train_in_pieces,
     weights,
 )
-from tests.helpers.processes import python
+from tests.helpers.processes import two_processes
 
 transformers = pytest.importorskip("transformers")
 
@@ -188,11 +189,10 @@ def trained(path, optimizer="adamw", dropout=0.1, **options):
 
 def check_resumed(tmp_path, optimizer="adamw", **options):
     """A run that is interrupted again and again is the run "whole"."""
-    for start in range(20):
-        torch.manual_seed(start)
-        if trained(tmp_path / "parts", interrupted_after(7, optimizer), **options).finished:
-            break
-    assert start > 2
+    starts = train_in_pieces(
+        lambda: trained(tmp_path / "parts", interrupted_after(7, optimizer), **options)
+    )
+    assert starts > 3
     assert differences(run_state(tmp_path / "parts"), run_state(tmp_path / "whole")) == []
 
 
@@ -266,8 +266,7 @@ def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
     ],
 )
 def test_two_processes_train_what_one_does(tmp_path, kind, optimizer, options):
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    python(*launch, "-m", "tests.models.train_hf_in_processes", tmp_path / "two", kind)
+    two_processes("-m", "tests.models.train_hf_in_processes", tmp_path / "two", kind)
     trained(tmp_path / "one", optimizer, dropout=0.0, **options)
     assert_close_rows(tmp_path / "two", tmp_path / "one", rel=1e-4)
 

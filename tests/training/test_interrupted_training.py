@@ -13,13 +13,7 @@ from drill.errors import Diverged
 from drill.kernels.runtime.stalls import Stalled
 from drill.language_modeling import train as language_model_train
 from drill.training.run.folder import RunFolder
-from tests.helpers.language_models import (
-    acting,
-    differences,
-    interrupted_after,
-    run_state,
-    uninterrupted_run,
-)
+from tests.helpers.language_models import acting, differences, run_state, uninterrupted_run
 from tests.helpers.tasks import LM, MT, TASKS
 
 pytestmark = pytest.mark.usefixtures("default_ctrl_c")
@@ -29,21 +23,6 @@ def signal_at(patch, owner: object, name: str, number: int, which: int = 1) -> N
     """At the start of call ``which`` of a function."""
     stop = partial(os.kill, os.getpid(), number)
     patch.setattr(owner, name, acting(getattr(owner, name), which, stop))
-
-
-@pytest.mark.parametrize(("name", "number"), [(LM, signal.SIGINT), (MT, signal.SIGTERM)])
-def test_signal_in_a_step_saves_and_stops(tmp_path, name, number):
-    task = TASKS[name]
-    shown = []
-    optimizer = interrupted_after(13, task.optimizer(), number)
-    outcome = task.run(tmp_path, optimizer=optimizer, progress=shown.append)
-    assert (outcome.finished, outcome.interrupted, outcome.test) == (False, True, None)
-    _, numbers = RunFolder(tmp_path).load_last()
-    assert (numbers["epoch"], numbers["step"]) == (outcome.epoch, 13)
-    ended = [report.row["epoch"] for report in shown if report.row is not None]
-    assert ended == list(range(1, outcome.epoch))
-    assert task.run(tmp_path).finished
-    assert differences(run_state(tmp_path), uninterrupted_run(task.run)) == []
 
 
 FIRST = {"validate_first": True}

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 
 from drill.errors import CheckpointError, RunFolderError
 from drill.training.cuda_graphs import GraphCapture
-from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from drill.training.run.folder import RunFolder
 from tests.helpers.language_models import (
@@ -24,22 +22,11 @@ from tests.helpers.language_models import (
     rows,
     run_state,
     small_run,
+    train_in_pieces,
 )
 from tests.helpers.processes import python
 from tests.helpers.tasks import LM, MT, TASKS
 from tests.helpers.translators import small_optimizer
-
-
-def in_pieces(
-    task: str, path: Path, layer: str, make: Callable[[], ScheduledOptimizer], **options: Any
-) -> int:
-    """Train with optimizers that interrupt the run; returns how many starts it took."""
-    for start in range(1, 200):
-        torch.manual_seed(start)  # the saved random state counts, not the current one
-        if TASKS[task].run(path, layer, optimizer=make(), **options).finished:
-            return start
-    raise AssertionError("200 starts were not enough")
-
 
 TWO_BATCHES = {"gradient_accumulation_steps": 2}
 ASGD = {"validate_first": True, "patience": 0, "length_cap": 12}
@@ -69,19 +56,42 @@ MORE_PIECES = [
     (MT, None, "mixture", 5, TWO_BATCHES),
     (MT, None, "tied", 3, BLEU),
 ]
+REPLAYED = [
+    (LM, optimizer, "deep-residual", 13, {"precision": precision, "device": "cuda"})
+    for optimizer in ("sgd", "nt-asgd", "adamw", "late sgd", "late adamw")
+    for precision in ("tf32", "bfloat16")
+]
+
+
+@pytest.fixture
+def captures(monkeypatch) -> list[object]:
+    """What is captured as a CUDA graph."""
+    made, capture = [], GraphCapture.capture
+    monkeypatch.setattr(
+        GraphCapture, "capture", lambda graphs, work: made.append(work) or capture(graphs, work)
+    )
+    return made
 
 
 @pytest.mark.parametrize(
     ("task", "optimizer", "layer", "steps", "options"),
-    [*PIECES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_PIECES)],
+    [
+        *PIECES,
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_PIECES),
+        *(pytest.param(*each, marks=pytest.mark.gpu) for each in REPLAYED),
+    ],
 )
-def test_an_interrupted_run_is_the_same_run(tmp_path, task, optimizer, layer, steps, options):
-    fresh = OPTIMIZERS[optimizer] if optimizer else small_optimizer
+def test_an_interrupted_run_is_the_same_run(
+    tmp_path, captures, task, optimizer, layer, steps, options
+):
+    run, fresh = TASKS[task].run, OPTIMIZERS[optimizer] if optimizer else small_optimizer
     options = {"epochs": 4, **options} if task == LM else options
-    TASKS[task].run(tmp_path / "whole", layer, optimizer=fresh(), **options)
-    starts = in_pieces(
-        task, tmp_path / "pieces", layer, lambda: interrupted_after(steps, fresh()), **options
+    run(tmp_path / "whole", layer, optimizer=fresh(), **options)
+    interrupt = interrupted_replays if "device" in options else interrupted_after
+    starts = train_in_pieces(
+        lambda: run(tmp_path / "pieces", layer, optimizer=interrupt(steps, fresh()), **options)
     )
+    assert bool(captures) == ("device" in options)
     whole = run_state(tmp_path / "whole")
     epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
     if optimizer and (optimizer == "nt-asgd" or optimizer.startswith("late")):
@@ -90,31 +100,6 @@ def test_an_interrupted_run_is_the_same_run(tmp_path, task, optimizer, layer, st
     assert differences(run_state(tmp_path / "pieces"), whole) == []
     files = [RunFolder(tmp_path / name).best.read_bytes() for name in ("whole", "pieces")]
     assert files[0] == files[1]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-@pytest.mark.parametrize("optimizer", ["sgd", "nt-asgd", "adamw", "late sgd", "late adamw"])
-def test_an_interrupted_run_of_replays_is_the_same_run(tmp_path, optimizer, precision, monkeypatch):
-    replays, capture = [], GraphCapture.capture
-
-    def counted(graphs, work):
-        replays.append(work)
-        return capture(graphs, work)
-
-    monkeypatch.setattr(GraphCapture, "capture", counted)
-    layer, options = "deep-residual", {"epochs": 4, "precision": precision, "device": "cuda"}
-    small_run(tmp_path / "whole", layer, optimizer, **options)
-    assert replays
-    starts = in_pieces(
-        LM, tmp_path / "pieces", layer, lambda: interrupted_replays(13, optimizer), **options
-    )
-    whole = run_state(tmp_path / "whole")
-    epochs = [row for row in whole["rows"] if row["kind"] == "epoch"]
-    if optimizer == "nt-asgd":
-        assert {row["averaged"] for row in epochs} == {False, True}
-    assert starts == epochs[-1]["step"] // 13 + 1
-    assert differences(run_state(tmp_path / "pieces"), whole) == []
 
 
 @pytest.fixture(scope="module")
