@@ -52,14 +52,6 @@ described = partial(DeepResidual, depth=1)  # over a label source in the place o
 mixture = over_tied(MixtureOfSoftmaxes, experts=2)
 sigsoftmax = over_tied(SigSoftmax)
 mixtape = over_tied(Mixtape, experts=2, gates=5)
-REGULARISED = pytest.mark.parametrize(
-    ("layer", "options"),
-    [
-        *((each, MORE) for each in (TiedSoftmax, deep, described, mixture, sigsoftmax)),
-        (mixtape, {**MORE, "memory": 2**12}),  # in blocks of tokens
-    ],
-)
-
 
 # The average starts inside an epoch, between two segments.
 LATE = {"schedule": "linear", "average_from": 0.45}
@@ -118,17 +110,37 @@ def assert_replays_equal_launches(optimizer, **given):
     return losses
 
 
+EVERY_DEVICE = pytest.mark.parametrize(
+    ("device", "autocast"),
+    [
+        ("cpu", None),
+        *(pytest.param("cuda", each, marks=pytest.mark.gpu) for each in (None, torch.bfloat16)),
+    ],
+)
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
 @pytest.mark.parametrize(
     "optimizer", [Sgd, Asgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw]
 )
-def test_replays_train_as_launches_do(optimizer):
-    assert_replays_equal_launches(optimizer, layer=deep)
+def test_replays_train_as_launches_do(optimizer, layer, device, autocast):
+    given = {"device": device, "layer": layer, "autocast": autocast}
+    assert_replays_equal_launches(optimizer, **given, epochs=4)
 
 
-@REGULARISED
-def test_replays_with_all_regularisers_equal_launches(layer, options):
-    losses = assert_replays_equal_launches(Sgd, layer=layer, options=options)
-    assert losses[:1] != run(Steps, Sgd(), layer=layer, epochs=1)[1]
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        *((each, MORE) for each in (TiedSoftmax, deep, described, mixture, sigsoftmax)),
+        (mixtape, {**MORE, "memory": 2**12}),  # in blocks of tokens
+    ],
+)
+@EVERY_DEVICE
+def test_replays_with_all_regularisers_equal_launches(layer, options, device, autocast):
+    given = {"device": device, "layer": layer, "autocast": autocast}
+    losses = assert_replays_equal_launches(Sgd, **given, options=options)
+    assert losses[:1] != run(Steps, Sgd(), **given, epochs=1)[1]
 
 
 def test_overlap_scope_knows_all_parameters_for_the_whole_step():
@@ -218,25 +230,6 @@ def test_replay_increments_the_versions_of_what_it_changes():
     assert all(tensor._version > old for tensor, old in zip(changed, before, strict=True))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layer", [TiedSoftmax, deep, mixture])
-@pytest.mark.parametrize(
-    "optimizer", [Sgd, lambda: NtAsgd(patience=0), AdamW, late_sgd, late_adamw]
-)
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_graphs_train_as_launches_do(optimizer, layer, autocast):
-    given = {"device": "cuda", "layer": layer, "epochs": 4, "autocast": autocast}
-    assert_replays_equal_launches(optimizer, **given)
-
-
-@pytest.mark.gpu
-@REGULARISED
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_graphs_with_all_regularisers_equal_launches(layer, options, autocast):
-    given = {"device": "cuda", "layer": layer, "autocast": autocast, "options": options}
-    assert_replays_equal_launches(Sgd, **given)
 
 
 @pytest.mark.gpu
