@@ -223,6 +223,13 @@ def gradients(loss: Tensor, layer: OutputLayer, hidden: Tensor) -> dict[str, Ten
     return dict(zip(leaves, found, strict=True))
 
 
+def assert_same_loss(found: Tensor, truth: Tensor, layer: OutputLayer, hidden: Tensor) -> None:
+    """Equal losses with equal gradients."""
+    torch.testing.assert_close(found, truth)
+    grads = (gradients(loss.sum(), layer, hidden) for loss in (found, truth))
+    torch.testing.assert_close(*grads)
+
+
 def drawing(names: Any) -> list[str]:
     """The rows with dropout."""
     return [name for name in names if any(getattr(m, "dropout", 0) for m in make(name).modules())]

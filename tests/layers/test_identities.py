@@ -30,11 +30,8 @@ PLACES = pytest.mark.parametrize("dropout_at", ["input", "output"])
 
 @pytest.fixture
 def embedding():
-    return nn.Embedding(50, 8, _weight=torch.randn(50, 8, generator=seeded(0)))
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    rows = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    return nn.Embedding(50, 8, _weight=rows)
 
 
 def set_map(layer: OutputLayer, U: Tensor, bias: float | Tensor | None = None) -> None:

@@ -277,15 +277,6 @@ def test_half_precision_keeps_the_loss_in_float32(name, mode):
         torch.testing.assert_close(grad.float(), expected[key], rtol=0.1, atol=0.02)
 
 
-@pytest.mark.slow
-def test_a_compiled_loss_is_one_graph():
-    layer = SampledSoftmax(make("deep residual 2"), samples=4, counts=COUNTS).train()
-    hidden, targets = batch(layer, 6)
-    fix(layer, [7, 0, 1, 1])
-    compiled = torch.compile(layer.nll, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(hidden, targets), layer.nll(hidden, targets))
-
-
 # -- faults -------------------------------------------------------------------------------------
 
 
