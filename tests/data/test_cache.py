@@ -13,6 +13,7 @@ from drill.data.parallel.pairs import KEEP_ALL
 from drill.data.subwords import cached_subwords
 from drill.data.text.corpora import encode_text
 from drill.errors import DataError
+from tests.helpers.files import no_home
 
 pytest.importorskip("tokenizers", reason="needs pip install tokenizers")
 
@@ -101,10 +102,6 @@ def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(DataError, match="XDG_CACHE_HOME: this user has no home; set it"):
         cache_folder()
-
-
-def no_home():
-    raise RuntimeError("Could not determine home directory.")
 
 
 def test_keys_of_different_parts_differ():

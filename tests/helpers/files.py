@@ -1,4 +1,4 @@
-"""What is in a folder, and a disk without room."""
+"""What is in a folder, a disk without room, and a user without a home."""
 
 import errno
 import os
@@ -12,3 +12,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 
 def disk_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_home() -> None:
+    raise RuntimeError("Could not determine home directory.")

@@ -204,7 +204,9 @@ def test_a_text_in_two_segments_is_the_text_in_one(encoder):
 
 @every_encoder
 def test_states_are_reset_and_detached(encoder):
-    model = LanguageModel(net := encoder(), TiedSoftmax(_labels(net)))
+    net = encoder()
+    labels = nn.Embedding(V, net.output_size, dtype=torch.float64)
+    model = LanguageModel(net, TiedSoftmax(labels))
     model.encoder.eval()
     ids, targets = text(), text()
     state = model.loss(ids, targets).state
@@ -215,10 +217,6 @@ def test_states_are_reset_and_detached(encoder):
     )
     assert torch.equal(fresh, reset)
     assert not torch.equal(fresh, carried)
-
-
-def _labels(net: Encoder) -> nn.Embedding:
-    return nn.Embedding(V, net.output_size, dtype=torch.float64)
 
 
 @pytest.mark.slow

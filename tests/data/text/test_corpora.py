@@ -22,6 +22,7 @@ from drill.data import (
     read_corpus,
 )
 from drill.data.catalog import CORPORA, NamedCorpus, data_folders
+from tests.helpers.files import no_home
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
 
@@ -127,10 +128,6 @@ def test_folders_follow_the_environment(monkeypatch):
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     assert data_folders() == [Path("/d")]
-
-
-def no_home():
-    raise RuntimeError("Could not determine home directory.")
 
 
 @pytest.mark.parametrize("place", ["home", "own/drill"])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from drill.kernels.label_encoder.options import DRAWS, KeptBits, draw_kept_bits
-from tests.helpers.devices import needs_triton, triton_devices
+from tests.helpers.devices import captured, needs_triton, triton_devices
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("few_programs")]
 
@@ -82,10 +82,7 @@ def test_draws_are_fresh_and_follow_the_seed(device):
 @pytest.mark.gpu
 def test_replays_of_a_cuda_graph_draw_afresh():
     E = torch.empty(50, 64, device="cuda")
-    draw_kept_bits(E, 4, 0.5)  # compiled before the capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        bits = draw_kept_bits(E, 4, 0.5).bits
+    graph, bits = captured(lambda: draw_kept_bits(E, 4, 0.5).bits)
     graph.replay()
     first = bits.clone()
     graph.replay()

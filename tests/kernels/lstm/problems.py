@@ -77,8 +77,7 @@ def one_by_one(x, states, weights, impl):
 def gradients(results, given, wanted):
     x, states, weights = given
     leaves = [x, *(t for pair in states for t in pair), *(t for each in weights for t in each)]
-    pairs = zip(flat(results), wanted, strict=True)
-    return torch.autograd.grad(sum((r.to(w.dtype) * w).sum() for r, w in pairs), leaves)
+    return differentiate(flat(results), wanted, leaves)
 
 
 def solved(results, given, wanted):
