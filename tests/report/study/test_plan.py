@@ -81,6 +81,7 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
         ("set =", 'paper = "ptb-fast-tied"\nset =', "row 2: paper: there are no figures of"),
         ("layer.depth=1", "layer.dept=1", "row 2 (b): layer.dept"),
         ("layer.depth=1", "optimizer.name=adamw\", \"optimizer.lr=1", "cannot be finetuned"),
+        ('name = "b"\nrecipe = "tiny.toml"', 'name = "b"\nrecipe = "mt-demo"', "different tasks"),
         ("[[row]]", "[row]", "has no rows"),
     ],
 )  # fmt: skip

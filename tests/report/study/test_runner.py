@@ -211,12 +211,6 @@ def test_settings_are_checked_before_the_first_job(workspace):
         workspace.study()
 
 
-def test_rows_of_two_tasks_are_two_plans(workspace):
-    Path("plan.toml").write_text(PLAN + '[[row]]\nname = "c"\nrecipe = "mt-demo"\n')
-    with pytest.raises(SettingsError, match="different tasks"):
-        read_plan("plan.toml")
-
-
 # -- commands -------------------------------------------------------------------------------------
 
 
