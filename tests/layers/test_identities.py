@@ -25,8 +25,6 @@ from drill.layers import (
 from drill.layers.label_map import Activation
 from tests.layers.table import given, matrix_of
 
-PLACES = pytest.mark.parametrize("dropout_at", ["input", "output"])
-
 
 @pytest.fixture
 def embedding():
@@ -143,7 +141,7 @@ ACTIVATIONS = {
 }
 
 
-@PLACES
+@pytest.mark.parametrize("dropout_at", ["input", "output"])
 @pytest.mark.parametrize("locked", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("residual_between", [True, False])

@@ -17,10 +17,6 @@ from tests.layers.table import MATRIX, V, batch, every_matrix_case, gradients, m
 COUNTS = torch.tensor([3, 50, 7, 7, 0, 1, 90, 2, 4, 8, 5])
 RANKED = [6, 1, 9, 2, 3, 10, 8, 0, 7, 5, 4]  # ids by falling count, ties in order of id
 PROPOSALS = pytest.mark.parametrize("proposal", ["log-uniform", "uniform"])
-EACH_MATRIX = pytest.mark.parametrize(
-    "name",
-    ["full of other width", "tied", "bilinear", "dual", "deep residual 2", "deep residual locked"],
-)
 RANKINGS = pytest.mark.parametrize("counts", [None, COUNTS], ids=["by id", "by counts"])
 
 
@@ -183,7 +179,10 @@ def test_rows_filled_up_give_the_same_loss_and_gradients(monkeypatch):
     torch.testing.assert_close(gradients(found, layer, hidden), gradients(truth, layer, hidden))
 
 
-@EACH_MATRIX
+@pytest.mark.parametrize(
+    "name",
+    ["full of other width", "tied", "bilinear", "dual", "deep residual 2", "deep residual locked"],
+)
 def test_shared_labels_are_read_and_trained(name):
     layer = sampled(name)
     layer.layer.eval()  # no dropout, so that both encode alike
