@@ -22,6 +22,7 @@ import torch._dynamo  # noqa: F401 - the first optimizer would import it in ever
 
 from drill.tasks import train
 from drill.training.optim import ScheduledOptimizer
+from drill.training.run import checkpoint
 from tests.helpers.language_models import (
     interrupted_after,
     rows,
@@ -97,17 +98,20 @@ def half_written(work: Process, saves: int) -> Process:
     """``work`` that is killed in the middle of writing its ``saves``-th checkpoint."""
 
     def process() -> None:
-        left, sync = saves, os.fsync
+        left, write = saves, checkpoint.atomic_write
 
         def cut(handle: int) -> None:
-            nonlocal left
-            left -= ".safetensors." in os.readlink(f"/proc/self/fd/{handle}")
-            if left == 0:
-                os.ftruncate(handle, os.fstat(handle).st_size // 2)
-                os.kill(os.getpid(), signal.SIGKILL)
-            sync(handle)
+            os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        os.fsync = cut
+        def limited(path: Path, content: bytes) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.fsync = cut
+            write(path, content)
+
+        checkpoint.atomic_write = limited
         work()
 
     return process

@@ -1,7 +1,7 @@
 """What can go wrong in a run: NaN, a full disk. Nothing learnt before is lost."""
 
 import math
-from collections.abc import Callable
+import os
 from pathlib import Path
 
 import pytest
@@ -88,18 +88,18 @@ def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch
     assert differences(run_state(tmp_path), uninterrupted_run(small_run, "deep-residual")) == []
 
 
-def full_from(count: int, act: Callable[..., None]) -> Callable[..., None]:
-    """``act`` that finds no room from its ``count``-th call on."""
-    left = count
+def fill_the_disk(patch: pytest.MonkeyPatch, count: int) -> None:
+    """No file can be written from the ``count``-th checkpoint on."""
+    left, write = count, checkpoint.atomic_write
 
-    def limited(*arguments: object) -> None:
+    def limited(path: Path, content: bytes) -> None:
         nonlocal left
         left -= 1
         if left <= 0:
-            disk_full()
-        act(*arguments)
+            patch.setattr(os, "fsync", disk_full)
+        write(path, content)
 
-    return limited
+    patch.setattr(checkpoint, "atomic_write", limited)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     """Epoch 1 has 11 steps: the 11th file is the best weights, the next their checkpoint."""
     folder = RunFolder(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", full_from(count, checkpoint._write))
+        fill_the_disk(patch, count)
         with pytest.raises(WriteError, match="No space left on device") as caught:
             small_run(folder.path, "deep-residual", checkpoint_seconds=0.0)
     assert f"{getattr(folder, file)}: cannot be written" in str(caught.value)
