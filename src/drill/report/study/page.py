@@ -68,9 +68,9 @@ def stage_figures(states: States, stage: str) -> list[Figure]:
     if stage not in TRAINING:
         return []
     results = results_by_row(states, stage)
-    curves = {name: [*map(Curve.of, group.values())] for name, group in results.items()}
+    curves = {name: [*map(Curve.of, by_seed.values())] for name, by_seed in results.items()}
     look = css_classes(results)
-    found = [time_figure(curves, look)]
-    if any(each.epochs > 1 for group in results.values() for each in group.values()):
-        found.append(epochs_figure(curves, look))
-    return [figure for figure in found if figure is not None]
+    figures = [time_figure(curves, look)]
+    if any(row.epochs > 1 for by_seed in results.values() for row in by_seed.values()):
+        figures.append(epochs_figure(curves, look))
+    return [figure for figure in figures if figure is not None]

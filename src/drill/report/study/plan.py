@@ -70,12 +70,12 @@ class Job:
         """The job whose weights this one starts from or evaluates."""
         if self.stage == TRAIN:
             return None
-        by = TRAIN if self.stage == FINETUNE else self.row.trained_by(self.stage)
-        return Job(self.row, self.seed, by)
+        stage = TRAIN if self.stage == FINETUNE else self.row.trained_by(self.stage)
+        return Job(self.row, self.seed, stage)
 
     @property
     def settings(self) -> Settings:
-        """Of the run that is trained or evaluated."""
+        """The settings of the run that is trained or evaluated."""
         return row_settings(self.row, self.seed, self.row.trained_by(self.stage))
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Plan:
     @property
     def stages(self) -> list[str]:
         """The stages that any row has, in order."""
-        return [each for each in STAGES if any(each in row.stages for row in self.rows)]
+        return [stage for stage in STAGES if any(stage in row.stages for row in self.rows)]
 
     def only(self, names: Sequence[str]) -> "Plan":
         """The plan with these rows alone."""
@@ -111,8 +111,8 @@ class Plan:
         rounds = zip_longest(*([(row, seed) for seed in row.seeds] for row in self.rows))
         return [
             Job(row, seed, stage)
-            for each in rounds
-            for row, seed in filter(None, each)
+            for pairs in rounds
+            for row, seed in filter(None, pairs)
             for stage in row.stages
         ]
 
@@ -169,19 +169,19 @@ def read_plan(path: Path | str) -> Plan:
 
 def _plan(tables: dict[str, Any], name: str) -> Plan:
     shared = {key: value for key, value in tables.items() if key not in ("name", *PLAN_KEYS)}
-    given = tables.get("row")
-    if not isinstance(given, list) or not given or not all(isinstance(row, dict) for row in given):
+    array = tables.get("row")
+    if not isinstance(array, list) or not array or not all(isinstance(row, dict) for row in array):
         raise SettingsError("has no rows; add [[row]] with a name and a recipe")
     name, options = tables.get("name", name), tables.get("options", {})
     ledger = tables.get("ledger", name)
     if not isinstance(name, str) or not isinstance(ledger, str) or not isinstance(options, dict):
         raise SettingsError("name and ledger must be strings, and options a table")
     with_defaults("plan", {"name": "-", "recipe": "-", **shared}, PlanRow, also=PLAN_KEYS)
-    rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(given, start=1))
+    rows = tuple(_row(f"row {n}", shared, table) for n, table in enumerate(array, start=1))
     names = [row.name for row in rows]
-    for each in names:
-        if names.count(each) > 1:
-            raise SettingsError(f"{names.count(each)} rows are named {each}; rename one")
+    for row_name in names:
+        if names.count(row_name) > 1:
+            raise SettingsError(f"{names.count(row_name)} rows are named {row_name}; rename one")
     if len({row_settings(row, row.seeds[0]).task for row in rows}) > 1:
         raise SettingsError("rows are of different tasks; make a plan for each task")
     baseline = tables.get("baseline")
@@ -216,10 +216,10 @@ def _row(where: str, shared: dict[str, Any], table: dict[str, Any]) -> PlanRow:
 
 
 def _check_stages(row: PlanRow, settings: Settings) -> None:
-    known = OF_TRANSLATORS if settings.task == TRANSLATION else OF_LANGUAGE_MODELS
+    allowed = OF_TRANSLATORS if settings.task == TRANSLATION else OF_LANGUAGE_MODELS
     for stage in row.stages:
-        if stage not in known:
-            raise SettingsError(f"stages: {stage} is not one of {', '.join(known)}")
+        if stage not in allowed:
+            raise SettingsError(f"stages: {stage} is not one of {', '.join(allowed)}")
     if row.stages[0] != TRAIN:
         raise SettingsError(f"stages: the first is {TRAIN}, not {row.stages[0]}")
     if WORDS in row.stages and not settings.data["held_out"]:

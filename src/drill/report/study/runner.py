@@ -29,7 +29,7 @@ SILENT_SECONDS = 600.0  # without a line of a job, which prints about one a minu
 
 
 @dataclass
-class _Running:
+class _RunningJob:
     job: Job
     process: subprocess.Popen[bytes]
     log: Path
@@ -39,7 +39,7 @@ class _Running:
     fault: str | None = None  # why it was killed
 
     def silent_seconds(self) -> float:
-        """Since its last line; 0 before the first: reading texts and compiling may take long."""
+        """Seconds since its last line; 0 before the first: reading and compiling may take long."""
         size, now = self.log.stat().st_size if self.log.exists() else 0, time.monotonic()
         if size != self.log_size:
             self.log_size, self.printed = size, now
@@ -84,10 +84,10 @@ class StudyRunner:
         now = time.monotonic()
         self.deadline = math.inf if self.minutes is None else now + 60 * self.minutes
         self.next_progress = now + PROGRESS_SECONDS
-        self.running: list[_Running] = []
+        self.running: list[_RunningJob] = []
         self.tried: set[Job] = set()  # in this call
         self.stop_until: float | None = None  # when jobs that were asked to stop are killed
-        self._look()
+        self._read_ledger()
 
     def run(self) -> States:
         """Run the jobs; returns the state of every job.
@@ -110,8 +110,8 @@ class StudyRunner:
                     self._log_progress()
                     time.sleep(POLL)
         finally:
-            for each in self.running:  # after a second Ctrl-C or an exception
-                each.process.kill()
+            for running in self.running:  # after a second Ctrl-C or an exception
+                running.process.kill()
         self.say(f"{self.ledger}: {self.states.status_line()}")
         if shutdown.requested:
             raise KeyboardInterrupt
@@ -123,7 +123,7 @@ class StudyRunner:
         A run that has begun with another training.max_minutes is an error too: resuming it would
         make a jump in a learning rate schedule that depends on the end.
         """
-        for job in self.left:
+        for job in self.jobs_left:
             folder = RunFolder(self.runs / job.run)
             if job.trains and folder.has_trained() and not is_run_of(job, folder):
                 raise SettingsError(
@@ -133,21 +133,21 @@ class StudyRunner:
             if job.stage == TRAIN:
                 check_recipe(job.settings, folder.path)
 
-    def _look(self) -> None:
+    def _read_ledger(self) -> None:
         """Read the ledger again."""
         self.states = States(self.plan, self.ledger, self.runs)
-        self.left = [job for job in self.states.to_run(self.retry) if job not in self.tried]
+        self.jobs_left = [job for job in self.states.to_run(self.retry) if job not in self.tried]
 
     # -- starting and stopping --------------------------------------------------------------------
 
     def _start(self) -> None:
-        for job in list(self.left):
+        for job in list(self.jobs_left):
             if len(self.running) == self.parallel:
                 return
             ends = time.monotonic() + 60 * (self.states.minutes(job) or 0.0)
             if self._is_ready(job) and ends <= self.deadline:
                 self.tried.add(job)
-                self.left.remove(job)
+                self.jobs_left.remove(job)
                 self._launch(job)
 
     def _is_ready(self, job: Job) -> bool:
@@ -155,8 +155,8 @@ class StudyRunner:
         source = job.source
         if source is None:
             return True
-        busy = any(each.job.run == source.run and each.job.trains for each in self.running)
-        return source not in self.left and not busy and self.states.has_weights(source)
+        busy = any(running.job.run == source.run and running.job.trains for running in self.running)
+        return source not in self.jobs_left and not busy and self.states.has_weights(source)
 
     def _launch(self, job: Job) -> None:
         self.runs.mkdir(parents=True, exist_ok=True)
@@ -172,42 +172,42 @@ class StudyRunner:
                 env={**os.environ, "PYTHONFAULTHANDLER": "1"},
                 start_new_session=True,  # Ctrl-C reaches it through us only
             )
-        self.running.append(_Running(job, process, log, log_size, time.monotonic()))
+        self.running.append(_RunningJob(job, process, log, log_size, time.monotonic()))
         estimate = self.states.minutes(job)
         about = "" if estimate is None else f", about {estimate:.1f} min"
         self.say(f"{job}: started{about}")
 
     def _stop(self, why: str) -> None:
-        """Running jobs save and stop."""
+        """Ask running jobs to save and stop."""
         if self.stop_until is not None:
             return
         self.stop_until = time.monotonic() + STOP_SECONDS
         if self.running:
             self.say(f"{why}; running jobs save and stop: {len(self.running)}")
-        for each in self.running:
-            each.process.send_signal(signal.SIGINT)
+        for running in self.running:
+            running.process.send_signal(signal.SIGINT)
 
     def _kill_hung(self) -> None:
         """Kill jobs that have printed nothing for long, or do not stop."""
-        for each in self.running:
+        for running in self.running:
             if self.stop_until is not None and time.monotonic() > self.stop_until:
-                each.kill(f"did not stop in {STOP_SECONDS / 60:.0f} min")
-            elif each.silent_seconds() > SILENT_SECONDS:
-                each.kill(f"printed nothing for {SILENT_SECONDS / 60:.0f} min")
+                running.kill(f"did not stop in {STOP_SECONDS / 60:.0f} min")
+            elif running.silent_seconds() > SILENT_SECONDS:
+                running.kill(f"printed nothing for {SILENT_SECONDS / 60:.0f} min")
 
     # -- results ----------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        for each in list(self.running):
-            if each.process.poll() is not None:
-                self.running.remove(each)
-                self._end(each)
-                self._look()
+        for running in list(self.running):
+            if running.process.poll() is not None:
+                self.running.remove(running)
+                self._end(running)
+                self._read_ledger()
 
-    def _end(self, each: _Running) -> None:
+    def _end(self, ended: _RunningJob) -> None:
         """Record what a job has found, also an interrupted one, or that it failed."""
-        job, code = each.job, each.process.returncode
-        seconds = time.monotonic() - each.started
+        job, code = ended.job, ended.process.returncode
+        seconds = time.monotonic() - ended.started
         extra = {"study": {"name": self.plan.name, "row": job.row.name, "seconds": seconds}}
         row, fault = None, "nothing new"
         try:
@@ -218,11 +218,11 @@ class StudyRunner:
             row = self.states.result(job)
         except ReportError as error:
             fault = f"{error}"
-        self._look()
+        self._read_ledger()
         took = f"{seconds / 60:.1f} min"
         summary = fault if row is None else _summary(row, job.stage)
         if self.stop_until is not None and code != 0:
-            hung = "" if each.fault is None else f" ({each.fault}, see {each.log})"
+            hung = "" if ended.fault is None else f" ({ended.fault}, see {ended.log})"
             saved = summary if is_run(self.runs / job.run) else "nothing was saved yet"
             self.say(f"{job}: stopped after {took}{hung}, {saved}")
             return
@@ -232,10 +232,10 @@ class StudyRunner:
         if code != 0 and self._is_used_elsewhere(job):
             self.say(f"{job}: another process trains in {self.runs / job.run}")
             return
-        lines = each.log.read_text("utf-8", "replace").strip().splitlines() or ["no output"]
+        lines = ended.log.read_text("utf-8", "replace").strip().splitlines() or ["no output"]
         message = lines[-1] if code != 0 else "ended without a result" if row else fault
-        if each.fault is not None:
-            message = each.fault
+        if ended.fault is not None:
+            message = ended.fault
         elif code < 0:
             message = f"killed by {signal.Signals(-code).name}; {message}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -243,7 +243,7 @@ class StudyRunner:
             FailedJob(job.run, job.stage, job.seed, identity(job.settings), message, seconds, now),
             self.ledger,
         )
-        self.say(f"{job}: failed after {took}: {message} (see {each.log})")
+        self.say(f"{job}: failed after {took}: {message} (see {ended.log})")
 
     def _is_used_elsewhere(self, job: Job) -> bool:
         if not (self.runs / job.run).exists():
@@ -258,25 +258,25 @@ class StudyRunner:
         if time.monotonic() < self.next_progress:
             return
         self.next_progress = time.monotonic() + PROGRESS_SECONDS
-        running = ", ".join(str(each.job) for each in self.running)
-        about = self.states.minutes_left(self.left)
-        left = f"; {len(self.left)} more to run, about {about} min" if self.left else ""
-        self.say(f"running: {running}{left}")
+        names = ", ".join(str(running.job) for running in self.running)
+        about = self.states.minutes_left(self.jobs_left)
+        left = f"; {len(self.jobs_left)} more to run, about {about} min" if self.jobs_left else ""
+        self.say(f"running: {names}{left}")
 
 
 def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
-    place = ["--device", device, "-q"]
+    common = ["--device", device, "-q"]
     if job.stage == TRAIN:
         changes = [*job.row.set, f"training.seed={job.seed}"]
         words = ["train", job.row.recipe, "--name", job.run, "--runs", str(runs)]
-        return [*words, *_set(changes), *place]
+        return [*words, *_set(changes), *common]
     if job.stage == FINETUNE:
         source = runs / job.row.run(job.seed, TRAIN)
         words = ["finetune", str(source), "--name", job.run]
-        return [*words, *_set(job.row.finetune_set), *place]
+        return [*words, *_set(job.row.finetune_set), *common]
     run = str(runs / job.run)
     words = ["evaluate", run, "--bands"] if job.stage == BLEU else [job.stage, run]
-    return [*words, *plan.options.get(job.stage, ()), *place]
+    return [*words, *plan.options.get(job.stage, ()), *common]
 
 
 def _set(changes: Sequence[str]) -> list[str]:
@@ -285,7 +285,7 @@ def _set(changes: Sequence[str]) -> list[str]:
 
 def _summary(row: Row, stage: str) -> str:
     if stage not in (*TRAINING, BLEU):
-        figures = [perplexity(each["perplexity"]) for each in stage_results(row, stage)]
+        figures = [perplexity(evaluation["perplexity"]) for evaluation in stage_results(row, stage)]
         return f"valid, test {', '.join(figures) or 'not yet'}"
     bleu = row.extra.get("bleu")
     test = f"test {perplexity(row.test) or 'not yet'}" if bleu is None else f"BLEU {bleu:.2f}"

@@ -77,45 +77,45 @@ class States:
             chain = [job]
             while (source := chain[-1].source) is not None and not self.has_weights(source):
                 chain.append(source)
-            states = [self.state(each) for each in chain]
+            states = [self.state(link) for link in chain]
             if states[0] != DONE and (retry or FAILED not in states):
                 wanted |= set(chain)
         return [job for job in self.plan.jobs() if job in wanted]
 
     def status_line(self, left: Collection[Job] = ()) -> str:
         """``4 of 6 jobs done, 1 failed``; those of ``left`` are to run, so they are not done."""
-        found = ["" if job in left else self.state(job) for job in self.plan.jobs()]
-        failed = f", {found.count(FAILED)} failed" if FAILED in found else ""
-        return f"{found.count(DONE)} of {len(found)} jobs done{failed}"
+        states = ["" if job in left else self.state(job) for job in self.plan.jobs()]
+        failed = f", {states.count(FAILED)} failed" if FAILED in states else ""
+        return f"{states.count(DONE)} of {len(states)} jobs done{failed}"
 
     def minutes(self, job: Job, by_others: bool = True) -> float | None:
-        """Estimated: the mean of the row's finished jobs of this stage, else training.max_minutes,
+        """An estimate: the mean of finished jobs of the row and stage, else training.max_minutes,
         else, ``by_others``, the mean of all rows; None: unknown."""
-        done = {
-            each: seconds
-            for each in self.plan.jobs()
-            if each.stage == job.stage and (seconds := self._seconds(each)) is not None
+        times = {
+            other: seconds
+            for other in self.plan.jobs()
+            if other.stage == job.stage and (seconds := self._seconds(other)) is not None
         }
-        if own := [seconds for each, seconds in done.items() if each.row == job.row]:
-            return mean(own) / 60
+        if row_times := [seconds for other, seconds in times.items() if other.row == job.row]:
+            return mean(row_times) / 60
         limit: float | None = job.settings.training["max_minutes"] if job.trains else None
         if limit is not None:
             return limit
-        return mean(done.values()) / 60 if done and by_others else None
+        return mean(times.values()) / 60 if times and by_others else None
 
     def minutes_left(self, jobs: Sequence[Job], parallel: int = 1) -> str:
         """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
-        found = known(self.minutes(job, by_others=False) for job in jobs)
-        if jobs and not found:
+        times = known(self.minutes(job, by_others=False) for job in jobs)
+        if jobs and not times:
             return "?"
-        return f"{sum(found) / parallel:.1f}{'+' if len(found) < len(jobs) else ''}" if jobs else ""
+        return f"{sum(times) / parallel:.1f}{'+' if len(times) < len(jobs) else ''}" if jobs else ""
 
     def _seconds(self, job: Job) -> float | None:
         if (row := self.result(job)) is None:
             return None
         if job.trains:
             return max(row.seconds or 0.0, row.extra.get("study", {}).get("seconds", 0.0))
-        return sum(each.get("seconds", 0.0) for each in stage_results(row, job.stage))
+        return sum(evaluation.get("seconds", 0.0) for evaluation in stage_results(row, job.stage))
 
 
 def is_run_of(job: Job, folder: RunFolder) -> bool:
@@ -133,7 +133,7 @@ def evaluation_kind(stage: str) -> str:
 def stage_results(row: Row, stage: str) -> list[Evaluation]:
     """The results of an evaluation stage: validation and test."""
     pair = last_pair(row.evaluations, evaluation_kind(stage))
-    return [each for each in pair or () if each is not None]
+    return [evaluation for evaluation in pair or () if evaluation is not None]
 
 
 def _identity(row: Row) -> str | None:

@@ -9,8 +9,8 @@ CONFIDENCE = 0.95
 
 
 class Difference(NamedTuple):
-    """Of pairs with the same seed. ``half`` is that of the confidence interval; it and the p-value
-    are None where there is one pair."""
+    """The mean difference of ``n`` pairs with the same seed. ``half`` is half the width of the
+    confidence interval; it and the p-value are None where there is one pair."""
 
     n: int
     mean: float
@@ -19,7 +19,7 @@ class Difference(NamedTuple):
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean; None of one value."""
+    """The standard error of the mean; None of one value."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 

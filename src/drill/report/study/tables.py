@@ -46,25 +46,25 @@ Metric = Callable[[Row], float | None]
 
 def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Table:
     """One line per row of the plan: means over seeds and differences to the baseline."""
-    baseline, found = states.plan.baseline, results_by_row(states, stage)
-    results = [(name, each) for name, group in found.items() for each in group.values()]
-    scores = stage_scores(stage, [each for _, each in results])
-    base = found.get(baseline or "", {})
+    baseline, results = states.plan.baseline, results_by_row(states, stage)
+    every_result = [result for by_seed in results.values() for result in by_seed.values()]
+    scores = stage_scores(stage, every_result)
+    baseline_results = results.get(baseline or "", {})
     plan_rows = {row.name: row for row in states.plan.rows}
     rows = []
-    for name, by_seed in found.items():
+    for name, by_seed in results.items():
         group = list(by_seed.values())
         cells = [("row", name), ("n", str(len(group)))]
         cells += [
             (score, _mean_cell(map(metric, group), score)) for score, metric in scores.items()
         ]
-        for score, metric in scores.items() if base else ():
-            theirs = {} if name == baseline else base
+        for score, metric in scores.items() if baseline_results else ():
+            theirs = {} if name == baseline else baseline_results
             difference, p = difference_cells(by_seed, theirs, metric, score)
             cells += [(f"{score} - {baseline}", difference), ("p", p)]
         cells.append(("minutes", _minutes_cell(group, stage)))
         if stage in TRAINING:
-            cells += [(f"minutes to {wanted:g}", _time_cell(group, wanted)) for wanted in time_to]
+            cells += [(f"minutes to {goal:g}", _time_cell(group, goal)) for goal in time_to]
         rows.append([*cells, *_paper_cells(plan_rows[name], group, stage)])
     notes = [MEAN_NOTE, *([WORDS_NOTE] if stage == WORDS else [])]
     if any(dict(row).get("p") for row in rows):
@@ -73,7 +73,7 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
         rows, DYNAMIC_AND_CACHE_NOTE if stage in DYNAMIC_AND_CACHE else GAP_NOTE
     )
     for key in ("device", "commit"):
-        values = dict.fromkeys(getattr(each, key) or "unknown" for _, each in results)
+        values = dict.fromkeys(getattr(result, key) or "unknown" for result in every_result)
         notes += [f"{key.capitalize()}: {', '.join(values)}."] if values else []
     return Table.of(rows, notes, f"Results of {stage}")
 
@@ -86,10 +86,13 @@ def plan_settings(plan: Plan, stage: str) -> Listing:
     rows = [row for row in plan.rows if stage in TRAINING and stage in row.stages]
     changes = {row.name: row.set if stage == TRAIN else row.finetune_set for row in rows}
     first = next(iter(changes.values()), ())
-    shared = [each for each in first if all(each in own for own in changes.values())]
+    shared = [change for change in first if all(change in row_set for row_set in changes.values())]
     lines = {"all rows": shared}
-    lines |= {name: [each for each in own if each not in shared] for name, own in changes.items()}
-    items = [f"{name}: {'; '.join(own)}" for name, own in lines.items() if own]
+    lines |= {
+        name: [change for change in row_set if change not in shared]
+        for name, row_set in changes.items()
+    }
+    items = [f"{name}: {'; '.join(row_set)}" for name, row_set in lines.items() if row_set]
     return Listing(items, "Settings of the plan")
 
 
@@ -98,20 +101,20 @@ def frequency_table(states: States, stage: str) -> Table:
 
     Without rows where the results have no bands.
     """
-    baseline, found = states.plan.baseline or "", results_by_row(states, stage)
-    results = [each for group in found.values() for each in group.values()]
-    bands = _bands(results[0]) if results and stage in TRAINING else {}
+    baseline, results = states.plan.baseline or "", results_by_row(states, stage)
+    every_result = [result for by_seed in results.values() for result in by_seed.values()]
+    bands = _bands(every_result[0]) if every_result and stage in TRAINING else {}
     rows = []
-    for name, by_seed in found.items() if bands else ():
+    for name, by_seed in results.items() if bands else ():
         if not by_seed:
             continue
         cells = [("row", name), ("n", str(len(by_seed)))]
-        theirs = {} if name == baseline else found.get(baseline, {})
+        theirs = {} if name == baseline else results.get(baseline, {})
         for end, band in bands.items():
 
             def metric(row: Row, end: int | None = end) -> float | None:
-                own = _bands(row).get(end)
-                return None if own is None else own.mean_loss
+                row_band = _bands(row).get(end)
+                return None if row_band is None else row_band.mean_loss
 
             difference, _ = difference_cells(by_seed, theirs, metric, BAND)
             mean_loss = _mean_cell(map(metric, by_seed.values()), BAND)
@@ -121,8 +124,8 @@ def frequency_table(states: States, stage: str) -> Table:
 
 
 def _bands(row: Row) -> dict[int | None, Band]:
-    """By their upper ends: the lowest band of an earlier row may begin at 1."""
-    bands = [Band(**each) for each in row.extra.get("test_bands", ())]
+    """Bands by their upper ends: the lowest band of an earlier row may begin at 1."""
+    bands = [Band(**band) for band in row.extra.get("test_bands", ())]
     return {band.high: band for band in bands if band.tokens}
 
 
@@ -142,31 +145,33 @@ def results_by_row(states: States, stage: str) -> dict[str, dict[int, Row]]:
 def stage_scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
     """The columns of a stage: a heading, and the figure of a result."""
     if stage in TRAINING:
-        test = "BLEU" if any("bleu" in each.extra for each in results) else "test"
-        found: dict[str, Metric] = {
+        test = "BLEU" if any("bleu" in result.extra for result in results) else "test"
+        scores: dict[str, Metric] = {
             "valid": lambda row: row.valid,
             test: lambda row: as_finite(row.extra.get("bleu", row.test)),
         }
-        if any(BITS in each.extra for each in results):
-            found[BITS_PER_BYTE] = lambda row: as_finite(row.extra.get(BITS))
-        return found
+        if any(BITS in result.extra for result in results):
+            scores[BITS_PER_BYTE] = lambda row: as_finite(row.extra.get(BITS))
+        return scores
 
     def evaluation(n: int, key: str) -> Metric:
         return lambda row: as_finite(stage_results(row, stage)[n].get(key))
 
     if stage == BLEU:
         return {"valid BLEU": evaluation(0, "bleu"), "test BLEU": evaluation(1, "bleu")}
-    found = {"valid": evaluation(0, "perplexity"), "test": evaluation(1, "perplexity")}
+    scores = {"valid": evaluation(0, "perplexity"), "test": evaluation(1, "perplexity")}
     more = WORDS_KEYS if stage == WORDS else {}
-    return found | {heading: evaluation(1, key) for heading, key in more.items()}
+    return scores | {heading: evaluation(1, key) for heading, key in more.items()}
 
 
 def _mean_cell(values: Iterable[float | None], score: str) -> str:
-    found = known(values)
-    if not found:
+    scores = known(values)
+    if not scores:
         return DASH
-    error, decimals = standard_error(found), DECIMALS.get(score, 2)
-    middle = f"{mean(found):.{decimals}f}" if score in DECIMALS else numbers.perplexity(mean(found))
+    error, decimals = standard_error(scores), DECIMALS.get(score, 2)
+    middle = (
+        f"{mean(scores):.{decimals}f}" if score in DECIMALS else numbers.perplexity(mean(scores))
+    )
     return middle if error is None else f"{middle} ± {error:.{decimals}f}"
 
 
@@ -181,28 +186,30 @@ def difference_cells(
     ]
     if not pairs:
         return "", ""
-    found = paired_difference(*zip(*pairs, strict=True))
+    delta = paired_difference(*zip(*pairs, strict=True))
     decimals = DECIMALS.get(score, 2)
-    middle = numbers.change(found.mean, decimals)
-    if found.half is None or found.p is None:
+    middle = numbers.change(delta.mean, decimals)
+    if delta.half is None or delta.p is None:
         return middle, DASH
-    low, high = (numbers.change(found.mean + side, decimals) for side in (-found.half, found.half))
-    return f"{middle} ({low} to {high})", "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
+    low, high = (numbers.change(delta.mean + side, decimals) for side in (-delta.half, delta.half))
+    return f"{middle} ({low} to {high})", "< 0.001" if delta.p < 0.001 else f"{delta.p:.3f}"
 
 
 def _minutes_cell(group: Sequence[Row], stage: str) -> str:
     if stage in TRAINING:
-        seconds = known(each.seconds for each in group)
+        seconds = known(row.seconds for row in group)
     else:
-        seconds = [sum(one.get("seconds", 0.0) for one in stage_results(r, stage)) for r in group]
+        seconds = [
+            sum(one.get("seconds", 0.0) for one in stage_results(row, stage)) for row in group
+        ]
     return f"{mean(seconds) / 60:.1f}" if seconds else ""
 
 
-def _time_cell(group: Sequence[Row], wanted: float) -> str:
+def _time_cell(group: Sequence[Row], goal: float) -> str:
     """Mean minutes of the runs that reached a perplexity, and how many those are."""
     reached = []
     for row in group:
-        times = [v[3] for v in row.validations if v[3:] and v[1] is not None and v[1] <= wanted]
+        times = [v[3] for v in row.validations if v[3:] and v[1] is not None and v[1] <= goal]
         reached += known(times)[:1]
     of_all = "" if len(reached) == len(group) else f" ({len(reached)} of {len(group)})"
     return f"{mean(reached) / 60:.1f}{of_all}" if reached else DASH
@@ -217,7 +224,7 @@ def _paper_cells(row: PlanRow, group: Sequence[Row], stage: str) -> list[Cell]:
     if stage in TRAINING:
         return result_tables.paper_cells(recipe, group)
     return result_tables.dynamic_or_cache_cells(
-        recipe, stage, [stage_results(each, stage) for each in group]
+        recipe, stage, [stage_results(result, stage) for result in group]
     )
 
 
@@ -226,7 +233,7 @@ def not_counted(states: States) -> Iterator[str]:
     missing = 0
     for job in states.plan.jobs():
         state, failure, results = states.state(job), states.failure(job), states.results(job)
-        finished = [each for each in results if each.test is not None]
+        finished = [row for row in results if row.test is not None]
         if state == DONE:
             if job.trains and len(finished) > 1:
                 yield f"{job}: finished {len(finished)} times; the last result counts"
@@ -252,11 +259,11 @@ def status_table(states: States, parallel: int = 1) -> str:
     for row in states.plan.rows:
         for seed in row.seeds:
             jobs = {stage: Job(row, seed, stage) for stage in row.stages}
-            own = [job for job in jobs.values() if job in left]
+            row_jobs = [job for job in jobs.values() if job in left]
             shown = {stage: states.state(job) for stage, job in jobs.items()}
-            shown |= {job.stage: AGAIN for job in own if shown[job.stage] == DONE}
+            shown |= {job.stage: AGAIN for job in row_jobs if shown[job.stage] == DONE}
             cells = [shown.get(stage, "") for stage in stages]
-            lines.append([row.name, str(seed), *cells, states.minutes_left(own)])
+            lines.append([row.name, str(seed), *cells, states.minutes_left(row_jobs)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
