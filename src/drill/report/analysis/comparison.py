@@ -53,15 +53,15 @@ class RunComparison:
 
     def add(self, name: str, run: LanguageModelRun) -> None:
         vocabulary, ids = run.vocabulary, run.ids.test
-        size = max(1, min(BATCH, len(ids) // 2))  # the same for all runs on a text
-        targets = batchify(ids, size)[1:].t().flatten()  # as ``token_losses`` predicts them
+        batch_size = max(1, min(BATCH, len(ids) // 2))  # the same for all runs on a text
+        targets = batchify(ids, batch_size)[1:].t().flatten()  # as ``token_losses`` predicts them
         left_out = by_frequency.excluded_words(vocabulary, run.settings.data["corpus"])
         options: dict[str, Any] = {
             "edges": self.edges or by_frequency.default_edges(vocabulary),
             "exclude": [vocabulary.ids[word] for word in left_out],
         }
         labels = [_label(name, vocabulary, word) for word in self.words]
-        losses = run.token_losses(ids, batch_size=size)
+        losses = run.token_losses(ids, batch_size=batch_size)
         words = (vocabulary.fingerprint, vocabulary.counts.tobytes(), left_out)
         text, base = self._texts.setdefault(
             (*words, targets.numpy().tobytes()), (TextBands({}, left_out=left_out), losses)
@@ -76,7 +76,7 @@ class RunComparison:
         if vocabulary.token_bytes is not None:
             bits = math.log(2.0) * float(vocabulary.token_bytes[targets.numpy()].sum())
             text.bits_per_byte[name] = float(losses.double().sum()) / bits
-        text.calibration[name] = run.calibration(ids, batch_size=size)
+        text.calibration[name] = run.calibration(ids, batch_size=batch_size)
         vectors = label_vectors(run.model.encoder.embedding, run.model.layer)
         text.norms[name] = label_norms(vectors, vocabulary.counts, **options)
         text.nearest[name] = [
@@ -102,15 +102,15 @@ def accuracy_bands(
 ) -> dict[str, list[AccuracyBand]]:
     """Accuracy of words, for languages with a word tokenizer, and of subwords."""
     language = run.settings.data["target"]
-    trained, pairs = run.split("train")
-    found = {}
+    training, pairs = run.split("train")
+    bands = {}
     if language in LANGUAGES:
-        found["word"] = word_bands(hypotheses, references, trained.target, language)
+        bands["word"] = word_bands(hypotheses, references, training.target, language)
     else:
         say(
             f"there is no word tokenizer for {language}, only for {' and '.join(LANGUAGES)}: "
             "subwords alone are counted"
         )
     counts = target_counts(pairs, len(run.subwords))
-    found["subword"] = subword_bands(hypotheses, references, run.subwords, counts)
-    return found
+    bands["subword"] = subword_bands(hypotheses, references, run.subwords, counts)
+    return bands

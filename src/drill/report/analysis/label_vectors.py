@@ -60,8 +60,8 @@ def label_vectors(embedding: nn.Embedding | LabelSource, layer: OutputLayer) -> 
     Returns:
         E and g_out(E), each less its mean, in float32.
     """
-    found = (label_source.label_vectors(embedding).float(), layer.matrix.weight.float())
-    return LabelVectors(*(each - each.mean(0) for each in found))
+    matrices = (label_source.label_vectors(embedding).float(), layer.matrix.weight.float())
+    return LabelVectors(*(matrix - matrix.mean(0) for matrix in matrices))
 
 
 def nearest_labels(
@@ -84,15 +84,15 @@ def nearest_labels(
     Returns:
         Names and cosines, the label itself left out.
     """
-    found = []
-    for each in vectors:
-        cosine = F.cosine_similarity(each[label][None], each, dim=-1)
+    neighbours = []
+    for matrix in vectors:
+        cosine = F.cosine_similarity(matrix[label][None], matrix, dim=-1)
         cosine[label] = -torch.inf
         best = cosine.topk(min(top, len(cosine) - 1))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found.append([(name(i), round(c, 3)) for i, c in pairs])
+        neighbours.append([(name(i), round(c, 3)) for i, c in pairs])
     count = None if counts is None else int(counts[label])
-    return Neighbours(name(label), count, found[0], found[1])
+    return Neighbours(name(label), count, neighbours[0], neighbours[1])
 
 
 def label_norms(

@@ -51,19 +51,19 @@ def paired_bootstrap(
         raise DataError(f"a text of {len(lines)} lines cannot be resampled; give more")
     rng = np.random.default_rng(seed)
     at_once = max(1, NUMBERS // lines.size)
-    found = []
+    chunks = []
     for start in range(0, samples, at_once):
         drawn = rng.integers(len(lines), size=(min(at_once, samples - start), len(lines)))
-        found.append(difference(lines[drawn].sum(1)))
-    values = np.concatenate(found)
-    low, high = np.quantile(values, (0.025, 0.975))
+        chunks.append(difference(lines[drawn].sum(1)))
+    differences = np.concatenate(chunks)
+    low, high = np.quantile(differences, (0.025, 0.975))
     whole = difference(lines.sum(0, keepdims=True))[0]
-    below, above = float((values < 0).mean()), float((values > 0).mean())
+    below, above = float((differences < 0).mean()), float((differences > 0).mean())
     return PairedDifference(float(whole), float(low), float(high), below, above)
 
 
 def loss_difference(sums: Floats) -> Floats:
-    """Nats per token, of the columns loss of A, loss of B, tokens."""
+    """B less A in nats per token, from the columns loss of A, loss of B, tokens."""
     return (sums[:, 1] - sums[:, 0]) / sums[:, 2]
 
 
@@ -77,7 +77,7 @@ def line_losses(a: Floats, b: Floats, targets: NDArray[Any], end: int) -> Floats
 
 
 def bleu_difference(sums: Floats) -> Floats:
-    """BLEU of the columns of two ``bleu_statistics`` next to each other."""
+    """BLEU of B less that of A, from the columns of two ``bleu_statistics``, A first."""
     half = sums.shape[1] // 2
     return np.array([corpus_bleu(row[half:]) - corpus_bleu(row[:half]) for row in sums])
 

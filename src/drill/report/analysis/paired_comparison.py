@@ -34,7 +34,7 @@ Watch = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]
 def compare_losses(
     runs: Sequence[LanguageModelRun], text: Path | None, watch: Watch
 ) -> tuple[Row, list[Row]]:
-    """Of two language models, on a file or else on the test text.
+    """Compare the losses of two language models on a file, by default on the test text.
 
     Returns:
         Losses per token, their difference with its interval, and a row for each word that differs.
@@ -50,8 +50,8 @@ def compare_losses(
     losses = []
     for run in runs:
         with watch(run.folder.path.name) as progress:
-            found = run.token_losses(ids, batch_size=batch, progress=progress)
-        losses.append(found.double().numpy())
+            token_losses = run.token_losses(ids, batch_size=batch, progress=progress)
+        losses.append(token_losses.double().numpy())
     targets = batchify(ids, batch)[1:].t().flatten().numpy()
     lines = line_losses(losses[0], losses[1], targets, vocabulary.ids[EOS])
     difference = paired_bootstrap(lines, loss_difference)
@@ -76,7 +76,7 @@ def compare_losses(
 def compare_translations(
     runs: Sequence[TranslationRun], text: Path | None, reference: Path | None, watch: Watch
 ) -> tuple[Row, list[Row]]:
-    """Of two translators, on a file and its reference or else on the test text.
+    """Compare two translators on a file and its reference, by default on the test text.
 
     Returns:
         BLEU, its difference with the interval, and for each word how often it is right.
@@ -94,15 +94,15 @@ def compare_translations(
     for run in runs:
         with watch(run.folder.path.name) as progress:
             hypotheses.append(run.translate(pairs.source, progress=progress))
-    lines = [bleu_statistics(each, reference_lines, language) for each in hypotheses]
-    difference = paired_bootstrap(np.concatenate(lines, axis=1), bleu_difference)
+    statistics = [bleu_statistics(each, reference_lines, language) for each in hypotheses]
+    difference = paired_bootstrap(np.concatenate(statistics, axis=1), bleu_difference)
 
-    def split(side: Sequence[str]) -> list[list[str]]:
-        known = language in LANGUAGES
-        return [[*split_words(line, language)] if known else line.split() for line in side]
+    def split_lines(side: Sequence[str]) -> list[list[str]]:
+        supported = language in LANGUAGES
+        return [[*split_words(line, language)] if supported else line.split() for line in side]
 
-    references = split(reference_lines)
-    matched = [matched_words(split(each), references) for each in hypotheses]
+    references = split_lines(reference_lines)
+    matched = [matched_words(split_lines(each), references) for each in hypotheses]
     total = matched_words(references, references)
     rows = [
         {
@@ -114,5 +114,5 @@ def compare_translations(
         }
         for word in total
     ]
-    a, b = (corpus_bleu(each.sum(0)) for each in lines)
+    a, b = (corpus_bleu(each.sum(0)) for each in statistics)
     return {"kind": "bleu", "lines": len(reference_lines), "a": a, "b": b, **vars(difference)}, rows

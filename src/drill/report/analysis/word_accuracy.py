@@ -74,7 +74,7 @@ def word_accuracy(
     bands = []
     for end, words_of in zip(ends, by_band, strict=True):
         types = sum(word in wanted for word in words_of)
-        sums = (sum(each[word] for word in words_of) for each in (wanted, written, matched))
+        sums = (sum(counter[word] for word in words_of) for counter in (wanted, written, matched))
         bands.append(AccuracyBand(*end, types, *sums))
     return bands
 
@@ -83,10 +83,10 @@ def matched_words(
     hypotheses: Sequence[Sequence[Label]], references: Sequence[Sequence[Label]]
 ) -> Counter[Label]:
     """How many of each word of the references the translations have, line by line."""
-    found: Counter[Label] = Counter()
+    matched: Counter[Label] = Counter()
     for written, wanted in zip(hypotheses, references, strict=True):
-        found.update(Counter(written) & Counter(wanted))
-    return found
+        matched.update(Counter(written) & Counter(wanted))
+    return matched
 
 
 def word_counts(lines: Iterable[str], language: str = "de") -> Counter[str]:

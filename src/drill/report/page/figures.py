@@ -79,11 +79,11 @@ class Curve:
     def of(cls, result: Result) -> "Curve":
         if isinstance(result, Row):
             curve = [(x or 0.0, math.nan if y is None else y) for x, y, *_ in result.curve]
-            timed = ((each[3], each[1]) for each in result.validations if len(each) > 3)
+            timed = ((point[3], point[1]) for point in result.validations if len(point) > 3)
             return cls(curve, best_so_far(timed), result.device)
         return cls(
-            [(each.epochs_done, each.valid) for each in result.validations],
-            best_so_far((each.elapsed, each.valid) for each in result.validations),
+            [(point.epochs_done, point.valid) for point in result.validations],
+            best_so_far((point.elapsed, point.valid) for point in result.validations),
             result.device,
             [(p.epochs_done, p.perplexity) for p in result.training if p.perplexity is not None],
         )
@@ -120,7 +120,7 @@ def epochs_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
     return _line_figure(
         "Validation perplexity by epoch",
         ("epoch", "validation perplexity"),
-        {name: [each.epochs for each in group] for name, group in curves.items()},
+        {name: [curve.epochs for curve in group] for name, group in curves.items()},
         look,
         ["Values above the upper edge are cut off."],
         whole=True,
@@ -131,7 +131,7 @@ def training_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
     return _line_figure(
         "Training perplexity by epoch",
         ("epoch", "training perplexity"),
-        {name: [each.training for each in group] for name, group in curves.items()},
+        {name: [curve.training for curve in group] for name, group in curves.items()},
         look,
         ["Training perplexity since the point before, with dropout."],
         whole=True,
@@ -144,7 +144,7 @@ def time_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
     A seed that ends before the others keeps its lowest.
     """
     ends = {
-        name: max((each.seconds[-1][0] for each in group if each.seconds), default=0.0)
+        name: max((curve.seconds[-1][0] for curve in group if curve.seconds), default=0.0)
         for name, group in curves.items()
     }
     longest = max(ends.values(), default=0.0)
@@ -152,10 +152,10 @@ def time_figure(curves: Curves, look: Mapping[str, str]) -> Figure | None:
         ((size, unit) for least, size, unit in UNITS if longest >= least), (1.0, "seconds")
     )
     lines = {
-        name: [[(x / size, y) for x, y in _until(ends[name], each.seconds)] for each in group]
+        name: [[(x / size, y) for x, y in _until(ends[name], curve.seconds)] for curve in group]
         for name, group in curves.items()
     }
-    devices = dict.fromkeys(each.device for group in curves.values() for each in group)
+    devices = dict.fromkeys(curve.device for group in curves.values() for curve in group)
     measured = ", ".join(filter(None, devices))
     return _line_figure(
         "Lowest validation perplexity by time",
@@ -239,8 +239,8 @@ def reliability_figure(calibration: Mapping[str, Calibration], look: Mapping[str
     legend = [*((name, look[name]) for name in calibration), (diagonal, "soft d2")]
     rows = [
         [name, _number(bin.confidence), _number(bin.accuracy)]
-        for name, each in calibration.items()
-        for bin in each.bins
+        for name, measured in calibration.items()
+        for bin in measured.bins
     ]
     rows += [[diagonal, end, end] for end in ("0", "1")]
     errors = ", ".join(f"{name} {100 * each.ece:.2f}%" for name, each in calibration.items())
@@ -257,7 +257,7 @@ def reliability_figure(calibration: Mapping[str, Calibration], look: Mapping[str
 
 
 def bar_figure(
-    what: str,
+    measure: str,
     axis: str,
     bands: Mapping[str, Sequence[CountRange]],
     key: str,
@@ -271,6 +271,6 @@ def bar_figure(
         for band in group
         if math.isfinite(value := getattr(band, key))
     ]
-    title, legend = f"{what} by training count", [(name, look[name]) for name in bands]
+    title, legend = f"{measure} by training count", [(name, look[name]) for name in bands]
     columns, caption = ["run", "training count", axis], caption or f"{title}."
     return Figure(title, legend, columns, rows, caption, kind="bars") if rows else None

@@ -52,11 +52,11 @@ class Section:
     @classmethod
     def of(cls, key: str, heading: str, *blocks: Block | None) -> "Section":
         """A section without the empty ones of ``blocks``."""
-        return cls(key, heading, _under_headings([each for each in blocks if each]))
+        return cls(key, heading, _under_headings([block for block in blocks if block]))
 
 
 def _under_headings(blocks: Sequence[Block]) -> list[Block]:
-    """Without headings that nothing follows."""
+    """The blocks without headings that nothing follows."""
     return [
         block
         for block, after in pairwise([*blocks, ""])
@@ -93,9 +93,9 @@ def write_report(
     Returns:
         The path of the file.
     """
-    found = read_runs(runs)
-    sections = run_sections(found, ledgers, texts, samples or {})
-    counts = {"run": len(found), "ledger": len(ledgers)}
+    summaries = read_runs(runs)
+    sections = run_sections(summaries, ledgers, texts, samples or {})
+    counts = {"run": len(summaries), "ledger": len(ledgers)}
     parts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items() if n]
     return write_page(Path(out), title, ", ".join(parts) or "no runs", sections, now)
 
@@ -136,7 +136,7 @@ def write_page(
         generator=GENERATOR,
         title=title,
         about=f"{about}, written {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        sections=[each for each in sections if each.blocks],
+        sections=[section for section in sections if section.blocks],
         kind=lambda block: type(block).__name__,
     )
     atomic_write(out, text.encode("utf-8", "replace"))  # file names may have lone surrogates
@@ -147,7 +147,7 @@ def as_markdown(sections: Sequence[Section], level: int = 2) -> str:
     """The tables and lists of ``sections``, under headings of this level."""
     parts = []
     for section in sections:
-        printed = [each for each in section.blocks if isinstance(each, str | Table | Listing)]
+        printed = [block for block in section.blocks if isinstance(block, str | Table | Listing)]
         blocks = _under_headings(printed)
         parts += [f"{'#' * level} {markdown_text(section.heading)}\n"] if blocks else []
         for block in blocks:
@@ -180,15 +180,15 @@ def run_sections(
 ) -> list[Section]:
     """What is reported of runs and ledgers; see ``write_report``."""
     look = figures.css_classes([*(run.name for run in runs), *(n for t in texts for n in t.models)])
-    several = [run for run in runs if sum(each.epochs_done > 0 for each in run.validations) > 1]
+    several = [run for run in runs if sum(point.epochs_done > 0 for point in run.validations) > 1]
 
-    def curves(of: Sequence[RunSummary]) -> Iterator[Figure | None]:
-        found = {run.name: [Curve.of(run)] for run in of}
-        yield figures.epochs_figure(found, look)
-        yield figures.training_figure(found, look)
+    def curves(group: Sequence[RunSummary]) -> Iterator[Figure | None]:
+        curve_by_run = {run.name: [Curve.of(run)] for run in group}
+        yield figures.epochs_figure(curve_by_run, look)
+        yield figures.training_figure(curve_by_run, look)
 
-    def times(of: Sequence[RunSummary]) -> Iterator[Figure | None]:
-        yield figures.time_figure({run.name: [Curve.of(run)] for run in of}, look)
+    def times(group: Sequence[RunSummary]) -> Iterator[Figure | None]:
+        yield figures.time_figure({run.name: [Curve.of(run)] for run in group}, look)
 
     trained = by_corpus([run for run in runs if run.curve])
     timed = by_corpus(several)  # one validation is no curve
@@ -202,7 +202,7 @@ def run_sections(
         ),
         *text_sections(named, look, _accuracy(runs)),
         Section.of(
-            "samples", "Samples", *(Listing(each, name) for name, each in (samples or {}).items())
+            "samples", "Samples", *(Listing(lines, name) for name, lines in (samples or {}).items())
         ),
         Section.of("ledgers", "Ledgers", *_ledgers(ledgers)),
         Section.of("settings", "Settings and environment", settings_table(runs), *_settings(runs)),
@@ -225,9 +225,9 @@ def text_sections(
         yield band_tables.bands_table(text)
         if text.changes:
             base = next(iter(text.losses))
-            what, axis = f"Loss against {base}", "% change of loss, over tokens"
+            measure, axis = f"Loss against {base}", "% change of loss, over tokens"
             caption = f"Change of loss against {base}; below zero is better."
-            yield bar(what, axis, text.changes, "by_tokens", look, caption)
+            yield bar(measure, axis, text.changes, "by_tokens", look, caption)
             yield band_tables.changes_table(text)
 
     def calibration(text: TextBands) -> Iterator[Block]:
@@ -237,8 +237,8 @@ def text_sections(
 
     def labels(text: TextBands) -> Iterator[Block | None]:
         for key, name in (("embedding", "E"), ("output", "g_out(E)")):
-            what, axis = f"Norm of {name}", f"mean norm in {name}"
-            yield figures.bar_figure(what, axis, text.norms, key, look)
+            measure, axis = f"Norm of {name}", f"mean norm in {name}"
+            yield figures.bar_figure(measure, axis, text.norms, key, look)
         yield band_tables.norms_table(text.norms)
         yield band_tables.nearest_table(text.nearest)
 
@@ -269,8 +269,8 @@ def _accuracy(runs: Sequence[RunSummary]) -> Iterator[Block]:
             key = (kind, corpus_of(run), search, references)
             groups.setdefault(key, {})[run.name] = bands
     for (kind, corpus, search, _), models in groups.items():
-        of = ", ".join(filter(None, (corpus, search)))
-        caption = f"{kind.capitalize()}s that translators get right ({of})"
+        details = ", ".join(filter(None, (corpus, search)))
+        caption = f"{kind.capitalize()}s that translators get right ({details})"
         yield replace(band_tables.accuracy_table(models, of=kind), caption=caption)
 
 
@@ -300,7 +300,7 @@ def _settings(runs: Sequence[RunSummary]) -> Iterator[RunSettings]:
 def settings_table(runs: Sequence[RunSummary]) -> Table:
     """A row for every setting with several values, a column for every run."""
     flat = {
-        run.name: {key: setting_text(each) for key, each in flatten(run.settings).items()}
+        run.name: {key: setting_text(value) for key, value in flatten(run.settings).items()}
         for run in runs
     }
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
@@ -317,8 +317,8 @@ def settings_table(runs: Sequence[RunSummary]) -> Table:
 def by_corpus(runs: Sequence[RunSummary]) -> dict[str, list[RunSummary]]:
     """Runs by corpus, since perplexities of different texts or tokens do not compare."""
     groups: dict[str, list[RunSummary]] = {}
-    for each in runs:
-        groups.setdefault(corpus_of(each), []).append(each)
+    for run in runs:
+        groups.setdefault(corpus_of(run), []).append(run)
     return groups
 
 

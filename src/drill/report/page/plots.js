@@ -14,13 +14,13 @@ const drill_plots = (() => {
   const NEAR = 24; // pixels from the cursor to a point whose value is shown
 
   const maker = (space) => (tag, attributes = {}, ...children) => {
-    const made = document.createElementNS(space, tag);
+    const element = document.createElementNS(space, tag);
     for (const [key, value] of Object.entries(attributes)) {
-      if (typeof value === "function") made.addEventListener(key, value);
-      else made.setAttribute(key, value);
+      if (typeof value === "function") element.addEventListener(key, value);
+      else element.setAttribute(key, value);
     }
-    made.append(...children);
-    return made;
+    element.append(...children);
+    return element;
   };
   const svg = maker("http://www.w3.org/2000/svg");
   const html = maker("http://www.w3.org/1999/xhtml");
@@ -42,14 +42,14 @@ const drill_plots = (() => {
     if (log) {
       const powers = [...Array(26).keys()].map((n) => 10 ** (n - 12));
       for (const digits of [[1], [1, 3], [1, 2, 5]]) {
-        const found = powers.flatMap((power) => digits.map((digit) => digit * power)).filter((v) => low <= v && v <= high);
-        if (found.length >= 4) return found.filter((_, n) => n % Math.ceil(found.length / wanted) === 0);
+        const values = powers.flatMap((power) => digits.map((digit) => digit * power)).filter((v) => low <= v && v <= high);
+        if (values.length >= 4) return values.filter((_, n) => n % Math.ceil(values.length / wanted) === 0);
       }
     }
     const rough = 10 ** Math.floor(Math.log10((high - low) / wanted));
     const first = (step) => Math.ceil(low / step - 1e-9);
     const count = (step) => Math.floor(high / step + 1e-9) - first(step) + 1;
-    let step = [1, 2, 5, 10, 20].map((factor) => factor * rough).find((each) => count(each) <= wanted);
+    let step = [1, 2, 5, 10, 20].map((factor) => factor * rough).find((size) => count(size) <= wanted);
     if (whole && high - low >= 2) step = Math.max(1, step);
     return [...Array(Math.max(0, count(step))).keys()].map((n) => (first(step) + n) * step);
   }
@@ -206,7 +206,7 @@ const drill_plots = (() => {
       if (!this.base.value && !this.plot.linear) { // the steep start is cut off
         const lows = of_lines.map(lowest);
         top = Math.min(top, Math.max(CUT * least, 1.1 * highest(lows), ys[Math.ceil(SHOWN * ys.length) - 1]));
-        least = lowest([least, ...this.drawn.map((line) => lowest(line.band.filter(seen).map((each) => each[1])))]);
+        least = lowest([least, ...this.drawn.map((line) => lowest(line.band.filter(seen).map((point) => point[1])))]);
       }
       if (log) {
         const padding = Math.max(0.01, 0.04 * Math.log(top / least));
@@ -279,8 +279,8 @@ const drill_plots = (() => {
       }
       this.svg.replaceChildren(...content);
       this.lines.forEach((line, n) => {
-        const own = this.drawn.find((each) => each.name === line.name);
-        const point = own && (this.cursor === null ? own.points.at(-1) : own.near);
+        const drawn = this.drawn.find((other) => other.name === line.name);
+        const point = drawn && (this.cursor === null ? drawn.points.at(-1) : drawn.near);
         this.outputs[n].textContent = point ? this.number(point[1]) : "";
       });
     }

@@ -78,13 +78,13 @@ def read_evaluations(
 
 
 def latest(rows: Iterable[Evaluation]) -> list[Evaluation]:
-    """The last of each kind, split and settings, oldest first."""
-    found: dict[tuple[Any, Any, str], Evaluation] = {}
+    """The last row of each kind, split and settings, oldest first."""
+    last_rows: dict[tuple[Any, Any, str], Evaluation] = {}
     for row in rows:
         key = (row.get("kind"), row.get("split"), _group(row))
-        found.pop(key, None)  # a repeated one moves to the end
-        found[key] = row
-    return list(found.values())
+        last_rows.pop(key, None)  # a repeated one moves to the end
+        last_rows[key] = row
+    return list(last_rows.values())
 
 
 def last_pair(rows: Sequence[Evaluation], kind: str) -> Pair | None:
@@ -94,15 +94,15 @@ def last_pair(rows: Sequence[Evaluation], kind: str) -> Pair | None:
         if row.get("kind") == kind and row.get("split") in ("valid", "test"):
             group = groups.pop(_group(row), {})  # the last changed comes last
             groups[_group(row)] = {**group, row["split"]: row}
-    found = [Pair(group.get("valid"), group.get("test")) for group in groups.values()]
-    pairs = [pair for pair in found if None not in pair] or found
-    return pairs[-1] if pairs else None
+    pairs = [Pair(group.get("valid"), group.get("test")) for group in groups.values()]
+    preferred = [pair for pair in pairs if None not in pair] or pairs
+    return preferred[-1] if preferred else None
 
 
 def _group(row: Evaluation) -> str:
     """Equal for rows of the same weights and settings."""
-    belongs = {key: value for key, value in row.items() if key not in MEASURED}
-    return json.dumps(belongs, sort_keys=True, default=str)
+    settings = {key: value for key, value in row.items() if key not in MEASURED}
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _setting(key: str, value: Any) -> str:

@@ -112,15 +112,15 @@ def record(
     if kinds is not None:
         row = replace(row, evaluations=[each for each in row.evaluations if each["kind"] in kinds])
     with _locked(path) as rows:
-        same = [each for each in rows if getattr(each, "fingerprint", "") == row.fingerprint]
+        same = [other for other in rows if getattr(other, "fingerprint", "") == row.fingerprint]
         added: list[AnyRow] = [row]
         if same and not force:
             name = {"run": row.name}  # older ledgers have a path there
             known = [each | name for recorded in _merged(same) for each in recorded.evaluations]
             added = [
-                Evaluated(row.fingerprint, each, row.recorded, row.note)
-                for each in row.evaluations
-                if each | name not in known
+                Evaluated(row.fingerprint, evaluation, row.recorded, row.note)
+                for evaluation in row.evaluations
+                if evaluation | name not in known
             ]
             if not added:
                 raise AlreadyRecorded(
@@ -153,16 +153,16 @@ def read_failures(ledger: Path | str) -> list[FailedJob]:
 
 def _merged(rows: Sequence[AnyRow]) -> list[Row]:
     """Results with all their evaluations."""
-    found: list[Row] = []
+    results: list[Row] = []
     for row in rows:
         if isinstance(row, Row):
-            found.append(row)
+            results.append(row)
         elif isinstance(row, Evaluated):
-            for n, result in enumerate(found):
+            for n, result in enumerate(results):
                 if result.fingerprint == row.fingerprint:
-                    every = latest([*result.evaluations, row.evaluation])
-                    found[n] = replace(result, evaluations=[dict(each) for each in every])
-    return found
+                    evaluations = latest([*result.evaluations, row.evaluation])
+                    results[n] = replace(result, evaluations=[dict(each) for each in evaluations])
+    return results
 
 
 def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) -> Row:
@@ -186,8 +186,8 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
             for e in run.curve
         ],
         "validations": [
-            [each.step, as_finite(each.valid), as_finite(each.train), each.elapsed]
-            for each in run.validations
+            [point.step, as_finite(point.valid), as_finite(point.train), point.elapsed]
+            for point in run.validations
         ],
         "note": note,
         "recorded": now.astimezone(UTC).isoformat(timespec="seconds"),
@@ -199,7 +199,7 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
 
 
 def _read_all(path: Path) -> list[AnyRow]:
-    """The rows but those of benchmarks."""
+    """All rows except those of benchmarks."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -209,14 +209,14 @@ def _read_all(path: Path) -> list[AnyRow]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
-            if "benchmark" in found:
+            values = json.loads(line)
+            if "benchmark" in values:
                 continue
-            if "settings" in found:
-                found["settings"] = with_new_names(found["settings"])
-            kind = KINDS[found.pop("kind", None)]
+            if "settings" in values:
+                values["settings"] = with_new_names(values["settings"])
+            kind = KINDS[values.pop("kind", None)]
             names = {each.name for each in fields(kind)}
-            rows.append(kind(**{key: found[key] for key in found if key in names}))
+            rows.append(kind(**{key: values[key] for key in values if key in names}))
         except (ValueError, RecursionError, TypeError, AttributeError, KeyError):
             raise LedgerError(
                 f"line {number} is not a row of a ledger", key=str(path), hint="remove that line"

@@ -14,7 +14,7 @@ def read_starts(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def joined_text(environment: Mapping[str, Any], key: str) -> str | None:
     """A text over all starts: ``abc1234, then def5678`` where it changed; None: unknown."""
-    values = [each.get(key) for each in read_starts(environment)]
+    values = [start.get(key) for start in read_starts(environment)]
     if not any(values):
         return None
     return ", then ".join(text or "unknown" for text, _ in groupby(values))
@@ -26,10 +26,10 @@ def as_number(value: Any) -> float | None:
 
 
 def as_finite(value: Any) -> float | None:
-    found = as_number(value)
-    return found if found is not None and math.isfinite(found) else None
+    number = as_number(value)
+    return number if number is not None and math.isfinite(number) else None
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Those that are not None."""
+    """The values that are not None."""
     return [value for value in values if value is not None]

@@ -108,8 +108,8 @@ class RunSummary(RunFigures):
         Later evaluations do not change it.
         """
         curve = [(point.epoch, repr(point.valid), point.elapsed) for point in self.curve]
-        found: list[Any] = [self.best_epoch, self.valid, self.test, []]  # [] as in older rows
-        return digest([self.settings, self.seed, curve, found])
+        best: list[Any] = [self.best_epoch, self.valid, self.test, []]  # [] as in older rows
+        return digest([self.settings, self.seed, curve, best])
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
@@ -121,11 +121,11 @@ def read_runs(folders: Iterable[Path | str]) -> list[RunSummary]:
     Returns:
         Summaries in the order given, with distinct names.
     """
-    given: dict[Path, Path] = {}
+    paths: dict[Path, Path] = {}
     for folder in map(Path, folders):
-        given.setdefault(folder.resolve(), folder)
-    names = distinct_names(list(given))
-    return [replace(read_run(folder), name=names[resolved]) for resolved, folder in given.items()]
+        paths.setdefault(folder.resolve(), folder)
+    names = distinct_names(list(paths))
+    return [replace(read_run(folder), name=names[resolved]) for resolved, folder in paths.items()]
 
 
 def is_run(folder: Path) -> bool:
@@ -267,22 +267,22 @@ def _extra(test: Mapping[str, Any]) -> dict[str, Any]:
     """What a test row says besides perplexity: of translations, or bits per byte and bands."""
     if as_finite(test.get("test_bleu")) is None:
         return {key: test[key] for key in LANGUAGE_MODEL_SCORES if key in test}
-    found = {key: test.get(f"test_{key}") for key in ("bleu", "tokenised_bleu", "chrf", "exact")}
-    found |= {key: test.get(key) for key in ("beam", "length_penalty", "weights")}
+    scores = {key: test.get(f"test_{key}") for key in ("bleu", "tokenised_bleu", "chrf", "exact")}
+    scores |= {key: test.get(key) for key in ("beam", "length_penalty", "weights")}
     signatures = (key for key in test if key.endswith("_signature") and test[key])
-    found["signatures"] = {key: test[key] for key in signatures}
-    return {key: value for key, value in found.items() if value is not None}
+    scores["signatures"] = {key: test[key] for key in signatures}
+    return {key: value for key, value in scores.items() if value is not None}
 
 
 def _best(curve: list[Validation], test: Mapping[str, Any]) -> dict[str, Any]:
     """The best epoch and its perplexities: as tested last, else as validated so far."""
-    found: dict[str, Any] = {"best_epoch": test.get("epoch")}
+    figures: dict[str, Any] = {"best_epoch": test.get("epoch")}
     for split in ("valid", "test"):
-        found[split] = as_finite(test.get(f"{split}_perplexity"))
-        found[f"{split}_published"] = as_finite(test.get(f"{split}_published"))
+        figures[split] = as_finite(test.get(f"{split}_perplexity"))
+        figures[f"{split}_published"] = as_finite(test.get(f"{split}_published"))
     finite = [point for point in curve if math.isfinite(point.valid)]
-    if finite and found["valid"] is None:
+    if finite and figures["valid"] is None:
         best = min(finite, key=lambda point: point.valid)
-        found |= {"best_epoch": best.epoch, "valid": best.valid}
-        found["valid_published"] = best.valid_published
-    return found
+        figures |= {"best_epoch": best.epoch, "valid": best.valid}
+        figures["valid_published"] = best.valid_published
+    return figures

@@ -50,17 +50,17 @@ def bands_table(text: TextBands) -> Table:
     base, *compared = text.losses
     rows = []
     for label, line in _lines(text.losses, ("types", "tokens", "loss")):
-        ours = line[base]
-        if ours.tokens:
+        first = line[base]
+        if first.tokens:
             changes = {
-                name: 100 * (line[name].loss - ours.loss) / ours.loss if ours.loss else None
+                name: 100 * (line[name].loss - first.loss) / first.loss if first.loss else None
                 for name in compared
             }
             rows.append(
                 [
-                    *_counts(label, ours.types, "tokens", ours.tokens),
+                    *_counts(label, first.types, "tokens", first.tokens),
                     *((name, numbers.fixed(band.mean_loss, 3)) for name, band in line.items()),
-                    *((f"{name}, %", numbers.change(each, 2)) for name, each in changes.items()),
+                    *((f"{name}, %", numbers.change(value, 2)) for name, value in changes.items()),
                 ]
             )
     notes = ["Mean loss in nats per token, by how often a token occurs in the training text."]
@@ -69,7 +69,7 @@ def bands_table(text: TextBands) -> Table:
     if text.left_out:
         notes.append(f"Without {' and '.join(text.left_out)}, in the row of all too.")
     if text.bits_per_byte:
-        bits = ", ".join(f"{name} {each:.4f}" for name, each in text.bits_per_byte.items())
+        bits = ", ".join(f"{name} {value:.4f}" for name, value in text.bits_per_byte.items())
         notes.append(f"Bits per byte of the whole text: {bits}.")
     return Table.of(rows, notes, "Loss by training count")
 
@@ -82,12 +82,12 @@ def changes_table(text: TextBands) -> Table:
         first = line[0]
         if first.tokens:
             row = _counts(first.label, first.types, "tokens", first.tokens)
-            for name, each in zip(text.changes, line, strict=True):
-                by_types = each.by_types if each.by_types_is_meaningful else None
+            for name, change in zip(text.changes, line, strict=True):
+                by_types = change.by_types if change.by_types_is_meaningful else None
                 row += [
-                    (f"{name}, nats", numbers.change(each.nats, 3)),
+                    (f"{name}, nats", numbers.change(change.nats, 3)),
                     (f"{name} by types, %", numbers.change(by_types, 2)),
-                    (f"{name} by tokens, %", numbers.change(each.by_tokens, 2)),
+                    (f"{name} by tokens, %", numbers.change(change.by_tokens, 2)),
                 ]
             rows.append(row)
     note = (
@@ -95,29 +95,29 @@ def changes_table(text: TextBands) -> Table:
         "types every word weighs the same, by tokens every occurrence."
     )
     sure = [
-        f"{each.label}: {each.sure:,} of {each.types:,}"
-        for each in next(iter(text.changes.values()), ())
-        if not each.by_types_is_meaningful
+        f"{change.label}: {change.sure:,} of {change.types:,}"
+        for change in next(iter(text.changes.values()), ())
+        if not change.by_types_is_meaningful
     ]
     if sure:
         note += (
             f" By types is left out where {base} loses less than {SURE} nats a token on more than "
             f"{FEW:.0%} of the words, of which a ratio says nothing ({'; '.join(sure)} words)."
         )
-    left = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
-    return Table.of(rows, [note, *left], f"Loss against {base}")
+    left_out = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
+    return Table.of(rows, [note, *left_out], f"Loss against {base}")
 
 
 def calibration_table(calibration: Mapping[str, Calibration]) -> Table:
     rows = [
         [
             ("run", name),
-            ("tokens", numbers.count(each.tokens)),
-            ("calibration error", _share(each.ece)),
-            ("accuracy", _share(each.accuracy)),
-            ("confidence", _share(each.confidence)),
+            ("tokens", numbers.count(measured.tokens)),
+            ("calibration error", _share(measured.ece)),
+            ("accuracy", _share(measured.accuracy)),
+            ("confidence", _share(measured.confidence)),
         ]
-        for name, each in calibration.items()
+        for name, measured in calibration.items()
     ]
     note = (
         "In percent. Confidence is the probability of the likeliest token, accuracy how often it "
@@ -145,19 +145,19 @@ def norms_table(norms: Mapping[str, Sequence[NormBand]]) -> Table:
 
 def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
 
-    def shown(labels: Sequence[Neighbour]) -> str:
+    def with_cosines(labels: Sequence[Neighbour]) -> str:
         return ", ".join(f"{name} {cosine:.2f}" for name, cosine in labels)
 
     rows = [
         [
             ("run", name),
-            ("label", each.label),
-            ("training count", numbers.count(each.count)),
-            ("nearest in E", shown(each.embedding)),
-            ("nearest in g_out(E)", shown(each.output)),
+            ("label", neighbours.label),
+            ("training count", numbers.count(neighbours.count)),
+            ("nearest in E", with_cosines(neighbours.embedding)),
+            ("nearest in g_out(E)", with_cosines(neighbours.output)),
         ]
         for name, group in nearest.items()
-        for each in group
+        for neighbours in group
     ]
     notes = ["Nearest labels by cosine; the mean label is subtracted."]
     return Table.of(rows, notes, "Nearest labels")
@@ -188,17 +188,17 @@ def accuracy_table(bands: Mapping[str, Sequence[AccuracyBand]], of: str = "word"
     base, *compared = bands
     rows = []
     for label, line in _lines(bands, ("types", "wanted", "written", "matched")):
-        ours = line[base]
+        first = line[base]
         if not any(band.wanted or band.written for band in line.values()):
             continue
         if compared:
             more = [
-                (f"{name}, points", numbers.change(100 * (line[name].f1 - ours.f1), 2))
+                (f"{name}, points", numbers.change(100 * (line[name].f1 - first.f1), 2))
                 for name in compared
             ]
         else:
-            more = [("precision", _share(ours.precision)), ("recall", _share(ours.recall))]
-        counts = _counts(label, ours.types, "wanted", ours.wanted)
+            more = [("precision", _share(first.precision)), ("recall", _share(first.recall))]
+        counts = _counts(label, first.types, "wanted", first.wanted)
         rows.append(
             [*counts, *((f"{name} F1", _share(band.f1)) for name, band in line.items()), *more]
         )
@@ -231,5 +231,5 @@ def _counts(label: str, types: int, name: str, occurrences: int) -> list[Cell]:
 
 
 def _share(value: float) -> str:
-    """In percent."""
+    """A share in percent."""
     return numbers.fixed(100 * value, 2)

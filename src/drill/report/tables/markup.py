@@ -87,4 +87,4 @@ class Listing:
         return len(self.items)
 
     def markdown(self) -> str:
-        return "".join(f"- {markdown_text(each)}\n" for each in self.items)
+        return "".join(f"- {markdown_text(item)}\n" for item in self.items)

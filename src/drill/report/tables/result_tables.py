@@ -47,27 +47,27 @@ def runs_table(results: Sequence[Result]) -> Table:
     )
     rows = [
         [
-            ("run", each.name),
-            ("recipe", each.recipe or "" if isinstance(each, Row) else ""),
-            ("layer", each.layer or ""),
-            ("parameters", numbers.count(each.parameters)),
-            ("seed", "" if each.seed is None else str(each.seed)),
-            ("epochs", numbers.count(each.epochs)),
-            ("valid", numbers.perplexity(each.valid)),
-            ("test", numbers.perplexity(each.test)),
-            ("BLEU", numbers.perplexity(_score(each, "bleu"))),
-            ("bits per byte", numbers.fixed(_score(each, BITS), 4)),
-            *paper_cells(each.recipe, [each]),
-            *((key, _figure(key, each.extra.get(key, ""))) for key in extra),
-            ("time", numbers.duration(each.seconds)),
-            ("device", each.device or ""),
+            ("run", result.name),
+            ("recipe", result.recipe or "" if isinstance(result, Row) else ""),
+            ("layer", result.layer or ""),
+            ("parameters", numbers.count(result.parameters)),
+            ("seed", "" if result.seed is None else str(result.seed)),
+            ("epochs", numbers.count(result.epochs)),
+            ("valid", numbers.perplexity(result.valid)),
+            ("test", numbers.perplexity(result.test)),
+            ("BLEU", numbers.perplexity(_score(result, "bleu"))),
+            ("bits per byte", numbers.fixed(_score(result, BITS), 4)),
+            *paper_cells(result.recipe, [result]),
+            *((key, _figure(key, result.extra.get(key, ""))) for key in extra),
+            ("time", numbers.duration(result.seconds)),
+            ("device", result.device or ""),
         ]
-        for each in results
+        for result in results
     ]
-    for cells, each in zip(rows, results, strict=True):
-        if isinstance(each, Row):
-            time = each.recorded[:16].replace("T", " ")
-            cells += [("commit", each.commit or ""), ("recorded", time), ("note", each.note)]
+    for cells, result in zip(rows, results, strict=True):
+        if isinstance(result, Row):
+            time = result.recorded[:16].replace("T", " ")
+            cells += [("commit", result.commit or ""), ("recorded", time), ("note", result.note)]
     return Table.of(rows, paper_notes(rows), "Every run")
 
 
@@ -77,28 +77,28 @@ def evaluations_table(results: Sequence[Result]) -> Table:
     Both of a row have the same weights and settings; see ``last_pair``.
     """
     rows = []
-    for each in results:
+    for result in results:
         for kind in DYNAMIC_AND_CACHE:
-            if (pair := last_pair(each.evaluations, kind)) is None:
+            if (pair := last_pair(result.evaluations, kind)) is None:
                 continue
-            valid, test = (as_finite((found or {}).get("perplexity")) for found in pair)
+            valid, test = (as_finite((evaluation or {}).get("perplexity")) for evaluation in pair)
             rows.append(
                 [
-                    ("run", each.name),
-                    ("layer", each.layer or ""),
+                    ("run", result.name),
+                    ("layer", result.layer or ""),
                     ("evaluation", kind),
                     ("settings", pair.settings),
                     ("valid", numbers.perplexity(valid)),
                     ("test", numbers.perplexity(test)),
-                    *dynamic_or_cache_cells(each.recipe, kind, [pair]),
+                    *dynamic_or_cache_cells(result.recipe, kind, [pair]),
                 ]
             )
     notes = [ADAPTED_NOTE, *paper_notes(rows, DYNAMIC_AND_CACHE_NOTE)]
     return Table.of(rows, notes, "Perplexity of dynamic evaluation and the cache")
 
 
-def _score(each: Result, key: str) -> float | None:
-    return as_finite(each.extra.get(key))
+def _score(result: Result, key: str) -> float | None:
+    return as_finite(result.extra.get(key))
 
 
 def paper_figures(recipe: str | None, added: str = "") -> str:
@@ -117,11 +117,11 @@ def paper_figures(recipe: str | None, added: str = "") -> str:
 def paper_cells(recipe: str | None, results: Sequence[Result]) -> list[Cell]:
     """The paper's figures, and by how much the mean of ours is higher."""
     if bleu := PAPER_BLEU.get(recipe or ""):
-        ours = _mean(_score(each, "tokenised_bleu") for each in results)
+        ours = _mean(_score(result, "tokenised_bleu") for result in results)
         gap = "" if ours is None else numbers.change(ours - bleu)
     else:
-        valid = _mean(each.valid_published for each in results)
-        test = _mean(each.test_published for each in results)
+        valid = _mean(result.valid_published for result in results)
+        test = _mean(result.test_published for result in results)
         gap = less_paper(valid, test, PAPER.get(recipe or ""))
     return [("paper", paper_figures(recipe)), ("gap", gap)]
 
@@ -132,7 +132,7 @@ def dynamic_or_cache_cells(
     """As ``paper_cells``, of (valid, test) by dynamic evaluation or with a cache."""
     key = "perplexity" if kind == "dynamic" else "published"  # see DYNAMIC_AND_CACHE_NOTE
     sides = zip(*pairs, strict=True)
-    valid, test = (_mean(as_finite((each or {}).get(key)) for each in side) for side in sides)
+    valid, test = (_mean(as_finite((row or {}).get(key)) for row in side) for side in sides)
     gap = less_paper(valid, test, PAPER.get(f"{recipe}+{kind}"))
     return [("paper", paper_figures(recipe, f"+{kind}")), ("gap", gap)]
 
@@ -163,5 +163,5 @@ def _figure(key: str, value: object) -> str:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    found = known(values)
-    return mean(found) if found else None
+    known_values = known(values)
+    return mean(known_values) if known_values else None
