@@ -36,7 +36,7 @@ def test_a_prefix_read_in_steps_gives_the_same_probabilities(models):
     player = LanguageModelPlayer("again", models[0].run)
     for prefix in ("sea", "sea is", "sea is lit", "sea is lit", "boat", "sea is lit"):
         steps = player.next_probabilities(prefix)
-    player.read = None
+    player.last_prefix = None
     np.testing.assert_allclose(steps, player.next_probabilities("sea is lit"), rtol=1e-5)
 
 

@@ -56,8 +56,8 @@ class Player:
     adds_words: bool = False
 
     @cached_property
-    def named(self) -> dict[str, int]:
-        """The labels by name; the last one of a name."""
+    def label_ids(self) -> dict[str, int]:
+        """The ids of labels by name; of labels with the same name, the last one."""
         return {self.display(i): i for i in range(self.run.model.layer.vocabulary_size)}
 
     def word(self, word: str, exact: bool = False) -> Answer:
@@ -66,16 +66,16 @@ class Player:
         Of several subwords those of the first one; ``exact``: of the label of that name.
         """
         if self.subwords is None or exact:
-            labels = [self.named[word]] if word in self.named else []
+            labels = [self.label_ids[word]] if word in self.label_ids else []
         else:
             labels = self.subwords.encode(" " + word.replace("▁", ""))
         if not labels:
             return {"label": word, "count": None}
         vectors = label_vectors(self.embedding, self.run.model.layer)
-        own, counts = labels[0], self.counts
+        label, counts = labels[0], self.counts
         return {
-            **vars(nearest_labels(vectors, own, self.display, counts, top=TOP)),
-            "rank": None if counts is None else sum(c > counts[own] for c in counts) + 1,
+            **vars(nearest_labels(vectors, label, self.display, counts, top=TOP)),
+            "rank": None if counts is None else sum(c > counts[label] for c in counts) + 1,
             "labels": len(vectors.output),
             **({} if self.subwords is None else {"subwords": [*map(self.display, labels)]}),
         }
@@ -94,7 +94,7 @@ class LanguageModelPlayer(Player):
 
     def _use(self, run: LanguageModelRun) -> None:
         self.run, self.vocabulary, self.display = run, run.vocabulary, run.vocabulary.display
-        vars(self).pop("named", None)
+        vars(self).pop("label_ids", None)
         self.embedding = run.model.encoder.embedding
         self.counts = self.vocabulary.counts.tolist()
         self.subwords = None
@@ -102,7 +102,7 @@ class LanguageModelPlayer(Player):
             self.subwords = run.vocabulary.subwords
         self.adds_words = self.subwords is None and new_words_blocker(run.model) is None
         self.start = line_start("play", run.model, self.vocabulary.ids[EOS])
-        self.read: tuple[list[int], State, Tensor] | None = None  # of the last prefix
+        self.last_prefix: tuple[list[int], State, Tensor] | None = None  # its ids, state, output
 
     @torch.no_grad()
     def next_probabilities(self, prefix: str) -> NDArray[np.float64]:
@@ -112,14 +112,14 @@ class LanguageModelPlayer(Player):
         if len(ids) > MAX_PREFIX:
             raise DataError(f"{len(ids) - 1:,} tokens; give at most {MAX_PREFIX - 1}", key="text")
         model, state, done = self.run.model, self.start, 0
-        if self.read is not None and self.read[0] == ids[: len(self.read[0])]:
-            done, state = len(self.read[0]), self.read[1]
+        if self.last_prefix is not None and self.last_prefix[0] == ids[: len(self.last_prefix[0])]:
+            done, state = len(self.last_prefix[0]), self.last_prefix[1]
         with evaluating(model):
-            if self.read is None or done < len(ids):
+            if self.last_prefix is None or done < len(ids):
                 device = next(model.parameters()).device
                 encoded = model.encoder(torch.tensor(ids[done:], device=device)[:, None], state)
-                self.read = (ids, encoded.state, encoded.output[-1, 0])
-            return model.layer.log_probs(self.read[2]).double().exp().cpu().numpy()
+                self.last_prefix = (ids, encoded.state, encoded.output[-1, 0])
+            return model.layer.log_probs(self.last_prefix[2]).double().exp().cpu().numpy()
 
     def encoded(self, prefix: str) -> list[int]:
         """``<eos>``, then the ids of a text without the spaces at its end, as by ``generate``: a
@@ -138,8 +138,8 @@ class LanguageModelPlayer(Player):
         ids, counts = self.vocabulary.ids, self.vocabulary.counts
         sizes = self.vocabulary.token_bytes
         scored = list(score(self.run.model, self.vocabulary, lines, start=self.start))
-        targets = self.vocabulary.encode(each.text for each in scored)
-        losses = [-loss for each in scored for loss in each.log_probs]
+        targets = self.vocabulary.encode(line.text for line in scored)
+        losses = [-loss for line in scored for loss in line.log_probs]
         exclude = [ids[word] for word in (EOS, UNK) if word in ids]
         edges = default_edges(self.vocabulary)
         bands = frequency_bands(losses, targets, counts, edges=edges, exclude=exclude)
@@ -151,10 +151,10 @@ class LanguageModelPlayer(Player):
             "bits_per_byte": None
             if sizes is None
             else number(total / math.log(2.0) / float(sizes[targets].sum())),
-            "lines": [[number(-loss) for loss in each.log_probs] for each in scored],
+            "lines": [[number(-loss) for loss in line.log_probs] for line in scored],
             "counts": [
-                [None if i is None else int(counts[i]) for _, i in self.tokens(each.text)]
-                for each in scored
+                [None if i is None else int(counts[i]) for _, i in self.tokens(line.text)]
+                for line in scored
             ],
             "bands": [
                 {key: getattr(band, key) for key in ("label", "low", "high", "tokens")}
@@ -190,7 +190,7 @@ class TranslatorPlayer(Player):
     def translate(self, lines: list[str], beam_size: int, n_best: int) -> list[Answer]:
         """The ``n_best`` translations of each line, and the attention of the best one."""
         with self.run.search(beam_size, n_best=n_best) as search:
-            found = list(translate(self.run.model, self.subwords, lines, search))
+            translations = list(translate(self.run.model, self.subwords, lines, search))
         return [
             {
                 "translations": [
@@ -199,7 +199,7 @@ class TranslatorPlayer(Player):
                 ],
                 "attention": self.attention(line, best[0].text),
             }
-            for line, best in zip(lines, found, strict=True)
+            for line, best in zip(lines, translations, strict=True)
         ]
 
     @torch.no_grad()
@@ -210,17 +210,17 @@ class TranslatorPlayer(Player):
             return None
         model = self.run.model
         device = next(model.parameters()).device
-        found: list[Tensor] = []
+        maps: list[Tensor] = []  # of each layer, mean over heads
 
-        def keep(module: Any, given: tuple[Any, ...]) -> None:
-            x, states, mask = given
+        def keep_map(module: Any, inputs: tuple[Any, ...]) -> None:
+            x, states, mask = inputs
             keys = (module.keys_values(states) if isinstance(states, Tensor) else states)[0]
             queries = module.query(x).unflatten(-1, (module.heads, -1)).transpose(1, 2)
             scores = queries @ keys.transpose(-1, -2) / math.sqrt(keys.shape[-1]) + mask
-            found.append(scores.softmax(-1)[0].mean(0))
+            maps.append(scores.softmax(-1)[0].mean(0))
 
         hooks = [
-            block.source_attention.register_forward_pre_hook(keep)
+            block.source_attention.register_forward_pre_hook(keep_map)
             for block in model.transformer.decoder
         ]
         try:
@@ -235,7 +235,7 @@ class TranslatorPlayer(Player):
         return {
             "source": [*map(self.display, read), "<end>"],
             "target": [*map(self.display, written)],
-            "weights": [[round(w, 3) for w in row] for row in torch.stack(found).mean(0).tolist()],
+            "weights": [[round(w, 3) for w in row] for row in torch.stack(maps).mean(0).tolist()],
         }
 
 
@@ -253,8 +253,8 @@ def next_words(players: Sequence[LanguageModelPlayer], prefix: str) -> Answer:
 
     def row(word: str) -> Answer:
         labels = [(player.vocabulary.ids.get(word), p) for player, p in pairs]
-        found = [None if label is None else number(float(p[label])) for label, p in labels]
-        return {**_shown(first, word), "p": found}
+        probabilities = [None if label is None else number(float(p[label])) for label, p in labels]
+        return {**_shown(first, word), "p": probabilities}
 
     likely = {player.vocabulary.words[i]: 0 for player, p in pairs for i in np.argsort(-p)[:TOP]}
     answer: Answer = {
@@ -331,15 +331,15 @@ def translate_text(
     lines = [line for line in text.splitlines() if line.split()]
     if not 1 <= len(lines) <= MAX_LINES:
         raise DataError(f"{len(lines)} lines with words; give 1 to {MAX_LINES}", key="text")
-    found = [player.translate(lines, beam_size, n_best) for player in players]
-    for ours, theirs in zip(*found[:2], strict=True) if len(found) > 1 else ():
-        best = [each["translations"][0]["text"] for each in (ours, theirs)]
+    by_run = [player.translate(lines, beam_size, n_best) for player in players]
+    for ours, theirs in zip(*by_run[:2], strict=True) if len(by_run) > 1 else ():
+        best = [answer["translations"][0]["text"] for answer in (ours, theirs)]
         ours["marked"], theirs["marked"] = _differences(*best)
-    return {"lines": lines, "runs": found}
+    return {"lines": lines, "runs": by_run}
 
 
 def _differences(a: str, b: str) -> tuple[list[Any], list[Any]]:
-    """Both as [word, whether the other lacks it there]."""
+    """The words of both as [word, whether the other text lacks it there]."""
     ours, theirs = a.split(), b.split()
     marked: tuple[list[Any], list[Any]] = ([], [])
     matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
@@ -349,17 +349,17 @@ def _differences(a: str, b: str) -> tuple[list[Any], list[Any]]:
     return marked
 
 
-def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
+def curves(folders: Iterable[Path], loaded: Sequence[Path] = ()) -> Answer:
     """Validation and training perplexities by step of the runs in ``folders``.
 
-    The ``given`` ones among them come first, in the colours that the page uses for A and B, then
+    The ``loaded`` ones among them come first, in the colours that the page uses for A and B, then
     the last changed of the same corpora.
     """
-    found = {path.resolve() for folder in folders for path in folder.iterdir() if is_run(path)}
-    first = [path for path in dict.fromkeys(each.resolve() for each in given) if path in found]
+    run_paths = {path.resolve() for folder in folders for path in folder.iterdir() if is_run(path)}
+    first = [path for path in dict.fromkeys(map(Path.resolve, loaded)) if path in run_paths]
     runs = {path: _read_again(path, _changed(path)) for path in first}
     corpora = {corpus_of(run) for run in runs.values()}
-    for path in sorted(found.difference(first), key=_changed, reverse=True)[: 10 * MAX_CURVES]:
+    for path in sorted(run_paths.difference(first), key=_changed, reverse=True)[: 10 * MAX_CURVES]:
         with suppress(RunError):  # a damaged run is not shown
             run = _read_again(path, _changed(path))
             if not corpora or corpus_of(run) in corpora:  # others do not compare
@@ -372,7 +372,7 @@ def curves(folders: Iterable[Path], given: Sequence[Path] = ()) -> Answer:
 
 
 def _curve(name: str, run: RunSummary, look: str) -> Answer:
-    points = [(each.step or 0, number(each.valid)) for each in run.validations]
+    points = [(point.step or 0, number(point.valid)) for point in run.validations]
     return {
         "name": name,
         "look": look,
@@ -396,5 +396,5 @@ def _changed(path: Path) -> float:
 
 
 def number(value: float | None) -> float | None:
-    """Six digits; None for what JSON lacks."""
+    """A number with six digits; None for NaN and infinities, which JSON lacks."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None

@@ -42,10 +42,10 @@ function set_slow(path, on) {
 }
 async function latest(path, body) {
   asked[path]?.abort();
-  const own = (asked[path] = new AbortController());
+  const controller = (asked[path] = new AbortController());
   const timer = setTimeout(() => path !== "curves" && set_slow(path, true), SLOW);
   try {
-    const answer = await (await ask(path, body, own.signal)).json();
+    const answer = await (await ask(path, body, controller.signal)).json();
     show_error("");
     return answer;
   } catch (error) {
@@ -53,7 +53,7 @@ async function latest(path, body) {
     return null;
   } finally {
     clearTimeout(timer);
-    if (asked[path] === own) set_slow(path, false);
+    if (asked[path] === controller) set_slow(path, false);
   }
 }
 
@@ -69,11 +69,11 @@ const heading = (position, order) => make("h3", { class: `name run${order}` }, n
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 function open_tab(tab, focus) {
-  for (const each of tabs) {
-    const own = each === tab;
-    each.setAttribute("aria-selected", own);
-    each.tabIndex = own ? 0 : -1;
-    $(each.getAttribute("aria-controls")).hidden = !own;
+  for (const other of tabs) {
+    const selected = other === tab;
+    other.setAttribute("aria-selected", selected);
+    other.tabIndex = selected ? 0 : -1;
+    $(other.getAttribute("aria-controls")).hidden = !selected;
   }
   history.replaceState(null, "", `#${tab.getAttribute("aria-controls")}`);
   show_error("");
@@ -87,7 +87,7 @@ for (const tab of tabs) {
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const visible = tabs.filter((each) => !each.hidden);
+    const visible = tabs.filter((other) => !other.hidden);
     open_tab(visible.at((visible.indexOf(tab) + step) % visible.length), true);
   });
 }
@@ -163,7 +163,7 @@ $("stop").addEventListener("click", () => sampling?.abort());
 $("sample-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   sampling?.abort();
-  const own = (sampling = new AbortController());
+  const controller = (sampling = new AbortController());
   const options = {};
   for (const [key, value] of new FormData(event.target)) options[key] = value === "" ? null : Number(value);
   const text = $("prefix").value.replace(/ +$/, ""); // a line break at its end counts
@@ -173,14 +173,14 @@ $("sample-form").addEventListener("submit", async (event) => {
   const work = chosen().map((run, order) => {
     const output = make("div", { class: "sample" }, make("b", {}, text));
     $("samples").append(make("div", { class: `run${order}` }, heading(run, order), output));
-    return stream({ run, text, ...options }, output, own.signal);
+    return stream({ run, text, ...options }, output, controller.signal);
   });
   try {
     await Promise.all(work);
   } catch (error) {
     if (error.name !== "AbortError") show_error(error.message);
   }
-  if (sampling === own) $("stop").disabled = true;
+  if (sampling === controller) $("stop").disabled = true;
 });
 
 async function stream(body, output, signal) {
@@ -229,16 +229,16 @@ $("score-form").addEventListener("submit", async (event) => {
     ...(setup.unit === "subword" ? [row_of("bits per byte", numbers("bits_per_byte", 3), true)] : []),
     [`tokens`, ...answer.runs.map((run) => run.tokens.toLocaleString("en"))],
   ]);
-  const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands.find((own) => own.high === band.high) ?? { tokens: 0, loss: null }), i]);
+  const bands = answer.runs[0].bands.map((band, i) => [band, answer.runs.map((run) => run.bands.find((other) => other.high === band.high) ?? { tokens: 0, loss: null }), i]);
   const heads_of_bands = ["training count", "tokens", ...heads.slice(1)];
   fill_table(
     "score-bands",
     heads_of_bands,
     bands
-      .filter(([, own]) => own.some((each) => each.tokens))
-      .map(([band, own, i]) => {
+      .filter(([, by_run]) => by_run.some((run_band) => run_band.tokens))
+      .map(([band, by_run, i]) => {
         const button = make("button", { type: "button", "aria-pressed": "false", click: () => show_band(i, button) }, band.label);
-        const row = row_of(button, own.map((each) => [each.loss, 3]), true);
+        const row = row_of(button, by_run.map((run_band) => [run_band.loss, 3]), true);
         row.splice(1, 0, band.tokens.toLocaleString("en"));
         return row;
       }),
@@ -257,11 +257,11 @@ $("score-form").addEventListener("submit", async (event) => {
   $("score-result").hidden = false;
   let position = 0;
   const token = (text, line, i) => {
-    const own = make("span", {}, shown(setup.unit === "subword" ? text.replace(/^▁(?=[^▁])/, "") : text));
-    own.position = [line, i];
-    own.order = position++;
-    if (text !== EOS && answer.runs.some((run) => run.counts[line][i] === null)) own.classList.add("unknown");
-    return own;
+    const span = make("span", {}, shown(setup.unit === "subword" ? text.replace(/^▁(?=[^▁])/, "") : text));
+    span.position = [line, i];
+    span.order = position++;
+    if (text !== EOS && answer.runs.some((run) => run.counts[line][i] === null)) span.classList.add("unknown");
+    return span;
   };
   $("scored").replaceChildren(
     ...answer.lines.map((tokens, line) =>
@@ -306,11 +306,11 @@ const loss_class = (loss) => `l${level(loss ?? 99, LOSSES)}`;
 const change_class = (change) => `${change < 0 ? "b" : "a"}${level(Math.abs(change), CHANGES)}`;
 
 function colour(view) {
-  for (const own of $("scored").querySelectorAll("span")) {
-    const [line, i] = own.position;
+  for (const span of $("scored").querySelectorAll("span")) {
+    const [line, i] = span.position;
     const losses = scored.runs.map((run) => run.lines[line][i]);
-    own.classList.remove(...[...own.classList].filter((each) => /^[lab]\d$/.test(each)));
-    own.classList.add(view < 2 ? loss_class(losses[view]) : change_class(losses[1] - losses[0]));
+    span.classList.remove(...[...span.classList].filter((name) => /^[lab]\d$/.test(name)));
+    span.classList.add(view < 2 ? loss_class(losses[view]) : change_class(losses[1] - losses[0]));
   }
   const key = (name, text) => make("span", { class: `key ${name}` }, text);
   const keys =
@@ -323,22 +323,22 @@ function colour(view) {
 // Dims all words but those of a band of training counts; a second click shows all.
 function show_band(band, button) {
   const all = button.getAttribute("aria-pressed") === "true";
-  for (const each of $("score-bands").querySelectorAll("button")) each.setAttribute("aria-pressed", each === button && !all);
+  for (const other of $("score-bands").querySelectorAll("button")) other.setAttribute("aria-pressed", other === button && !all);
   const { bands, counts } = scored.runs[0];
-  const lows = bands.map((each) => each.low);
-  for (const own of $("scored").querySelectorAll("span")) {
-    const [line, i] = own.position;
+  const lows = bands.map(({ low }) => low);
+  for (const span of $("scored").querySelectorAll("span")) {
+    const [line, i] = span.position;
     const count = scored.lines[line][i] === EOS ? null : counts[line][i];
-    own.classList.toggle("dim", !all && (count === null || level(count, lows) - 1 !== band));
+    span.classList.toggle("dim", !all && (count === null || level(count, lows) - 1 !== band));
   }
 }
 
-function select_word(own) {
-  if (!own) return;
+function select_word(span) {
+  if (!span) return;
   $("scored").querySelector(".current")?.classList.remove("current");
-  own.classList.add("current");
-  own.scrollIntoView({ block: "nearest" });
-  const [line, i] = own.position;
+  span.classList.add("current");
+  span.scrollIntoView({ block: "nearest" });
+  const [line, i] = span.position;
   const parts = scored.runs.map((run, order) => {
     const count = run.counts[line][i];
     const seen = count === null ? "unknown, read as <unk>" : `training count ${count.toLocaleString("en")}`;
@@ -366,8 +366,8 @@ $("scored").addEventListener("keydown", (event) => {
 $("translate-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const runs = chosen();
-  const given = new FormData(event.target);
-  const body = { runs, text: $("translate-text").value, beam: Number(given.get("beam")), n_best: Number(given.get("n_best")) };
+  const form = new FormData(event.target);
+  const body = { runs, text: $("translate-text").value, beam: Number(form.get("beam")), n_best: Number(form.get("n_best")) };
   const answer = await latest("translate", body);
   if (!answer) return;
   $("translations").replaceChildren(
@@ -378,17 +378,17 @@ $("translate-form").addEventListener("submit", async (event) => {
   );
 });
 
-function translation(found, run, order) {
-  let best = found.marked ?? found.translations[0].text.split(" ").map((word) => [word, false]);
-  if (!found.translations[0].text) best = [["(empty)", false]];
-  const rows = found.translations.map((each) => [each.text, fixed(each.score), fixed(each.log_prob, 2)]);
+function translation(line, run, order) {
+  let best = line.marked ?? line.translations[0].text.split(" ").map((word) => [word, false]);
+  if (!line.translations[0].text) best = [["(empty)", false]];
+  const rows = line.translations.map((each) => [each.text, fixed(each.score), fixed(each.log_prob, 2)]);
   const table = make("table", {}, ...table_parts(["translation", "score", "log p"], rows));
-  const made = make("div", { class: `run${order}` }, heading(run, order),
+  const block = make("div", { class: `run${order}` }, heading(run, order),
     make("p", { class: "best" }, ...best.flatMap(([word, differs]) => [differs ? make("mark", {}, word) : word, " "])),
     make("div", { class: "scroll" }, table));
-  if (found.attention)
-    made.append(make("details", {}, make("summary", {}, "Attention to the source"), ...heat_map(found.attention)));
-  return made;
+  if (line.attention)
+    block.append(make("details", {}, make("summary", {}, "Attention to the source"), ...heat_map(line.attention)));
+  return block;
 }
 
 function heat_map({ source, target, weights }) {
@@ -396,9 +396,9 @@ function heat_map({ source, target, weights }) {
   const value = make("p", { class: "note" }, "Click a cell for its weight.");
   const cell = (weight, i, j) => {
     const text = `${target[i]} ← ${source[j]}: ${weight}`;
-    const made = make("td", { title: text, click: () => (value.textContent = text) });
-    made.style.opacity = weight / largest;
-    return made;
+    const td = make("td", { title: text, click: () => (value.textContent = text) });
+    td.style.opacity = weight / largest;
+    return td;
   };
   const table = make("table", { class: "attention" },
     make("thead", {}, make("tr", {}, make("th"), ...source.map((piece) => make("th", { scope: "col" }, piece)))),
@@ -422,37 +422,37 @@ async function look_up(word, exact) {
   $("word-form").elements.word.value = word;
   const result = $("word-result");
   const focused = result.contains(document.activeElement);
-  result.replaceChildren(...answer.map((found, order) => neighbours(found, runs[order], order)));
+  result.replaceChildren(...answer.map((entry, order) => neighbours(entry, runs[order], order)));
   if (focused) (result.querySelector(".words button") ?? $("word-form").elements.word).focus();
 }
 
 $("add-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const runs = chosen();
-  const given = Object.fromEntries(new FormData(event.target));
-  const answer = await latest("add", { runs, ...given, word: given.word.trim() });
+  const form = Object.fromEntries(new FormData(event.target));
+  const answer = await latest("add", { runs, ...form, word: form.word.trim() });
   if (!answer) return;
   predict();
-  $("word-result").replaceChildren(...answer.map((found, order) => neighbours(found, runs[order], order)));
+  $("word-result").replaceChildren(...answer.map((entry, order) => neighbours(entry, runs[order], order)));
 });
 const offer_adding = () => ($("add-form").hidden = !chosen().some((run) => setup.runs[run]?.adds_words));
 
-function neighbours(found, run, order) {
-  const made = make("div", { class: `run${order}` }, heading(run, order));
+function neighbours(entry, run, order) {
+  const block = make("div", { class: `run${order}` }, heading(run, order));
   const link = (word) => make("button", { type: "button", click: () => look_up(word, true) }, shown(word));
-  if (found.subwords?.length > 1) made.append(make("p", { class: "note pieces" }, "Subwords: ", ...found.subwords.map(link), ` shown for ${found.label}`));
-  if (!found.embedding) {
-    made.append(make("p", {}, `“${found.label}” is not in the vocabulary.`));
-    return made;
+  if (entry.subwords?.length > 1) block.append(make("p", { class: "note pieces" }, "Subwords: ", ...entry.subwords.map(link), ` shown for ${entry.label}`));
+  if (!entry.embedding) {
+    block.append(make("p", {}, `“${entry.label}” is not in the vocabulary.`));
+    return block;
   }
   const text = setup.task === "translator" ? " in the target text" : "";
-  const seen = found.count === null ? "training count unknown" : `training count ${found.count.toLocaleString("en")}${text}, rank ${found.rank.toLocaleString("en")} of ${found.labels.toLocaleString("en")}`;
-  made.append(make("p", {}, `${found.label}: ${seen}`));
+  const seen = entry.count === null ? "training count unknown" : `training count ${entry.count.toLocaleString("en")}${text}, rank ${entry.rank.toLocaleString("en")} of ${entry.labels.toLocaleString("en")}`;
+  block.append(make("p", {}, `${entry.label}: ${seen}`));
   const list = ([word, cosine]) => make("li", {}, link(word), make("span", { class: "note" }, cosine.toFixed(3)));
-  made.append(make("div", { class: "columns narrow" },
-    make("div", {}, make("h3", {}, "E"), make("ol", { class: "words" }, ...found.embedding.map(list))),
-    make("div", {}, make("h3", {}, "g_out(E)"), make("ol", { class: "words" }, ...found.output.map(list)))));
-  return made;
+  block.append(make("div", { class: "columns narrow" },
+    make("div", {}, make("h3", {}, "E"), make("ol", { class: "words" }, ...entry.embedding.map(list))),
+    make("div", {}, make("h3", {}, "g_out(E)"), make("ol", { class: "words" }, ...entry.output.map(list)))));
+  return block;
 }
 
 // -- training curves -----------------------------------------------------------------------------
@@ -493,7 +493,7 @@ setInterval(() => !$("training").hidden && !document.hidden && refresh_curves(),
 
 function change_runs() { // what is shown is of the runs before
   sampling?.abort();
-  for (const each of Object.values(asked)) each.abort();
+  for (const controller of Object.values(asked)) controller.abort();
   $("score-result").hidden = true;
   for (const id of ["samples", "translations", "word-result"]) $(id).replaceChildren();
   offer_adding();

@@ -99,7 +99,7 @@ class Server:
         }
 
     def curves(self) -> Any:
-        return answers.curves(self.folders, [each.run.folder.path for each in self.players])
+        return answers.curves(self.folders, [player.run.folder.path for player in self.players])
 
     def next(self, runs: Runs = (0,), text: str = "") -> Any:
         return answers.next_words(self._chosen(runs, "language model"), text)
@@ -168,20 +168,20 @@ class Server:
         return Starlette(routes=routes, middleware=middleware)
 
 
-def _endpoint(work: Callable[..., Any], lock: AbstractContextManager[Any]) -> Any:
+def _endpoint(method: Callable[..., Any], lock: AbstractContextManager[Any]) -> Any:
     async def endpoint(request: Request) -> Response:
         def answer() -> Any:
             with lock:
-                return work(**given)
+                return method(**arguments)
 
         try:
-            given = await _body(request) if request.method == "POST" else {}
-            found = await run_in_threadpool(answer)
+            arguments = await _body(request) if request.method == "POST" else {}
+            result = await run_in_threadpool(answer)
         except (DrillError, ValueError, TypeError, ArithmeticError, OSError) as error:
             return JSONResponse({"error": str(error)}, 400)
-        if isinstance(found, Iterator):
-            return StreamingResponse(found, media_type="application/x-ndjson")
-        return JSONResponse(found)
+        if isinstance(result, Iterator):
+            return StreamingResponse(result, media_type="application/x-ndjson")
+        return JSONResponse(result)
 
     return endpoint
 
@@ -191,13 +191,13 @@ async def _body(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise SettingsError("is application/json", key="Content-Type")
     try:
-        given = json.loads(await request.body())
+        arguments = json.loads(await request.body())
     except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         raise SettingsError("is a JSON object", key="request")
-    given = {key: value for key, value in given.items() if value is not None}
-    for key, value in given.items():
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    for key, value in arguments.items():
         if key not in TYPES or not isinstance(value, TYPES[key]):
             raise SettingsError("is unknown, or of another type", key=key)
         if isinstance(value, str):
@@ -206,8 +206,8 @@ async def _body(request: Request) -> dict[str, Any]:
                     f"{len(value):,} characters; give at most {MAX_TEXT:,}", key=key
                 )
             # JSON may hold half a surrogate pair, which no file and no answer can.
-            given[key] = value.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
-    return given
+            arguments[key] = value.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
+    return arguments
 
 
 async def _file(file: Path, _: Request) -> Response:
