@@ -11,9 +11,9 @@ DEFAULT = ("en", "de")  # languages of the recipes
 
 def _list() -> None:
     """A line for every corpus: name, state, description."""
-    from drill.data.catalog import CORPORA, PARALLEL_CORPORA, data_folders
+    from drill.data.catalog import PARALLEL_CORPORA, TEXT_CORPORA, data_folders
 
-    for name, known in (CORPORA | PARALLEL_CORPORA).items():
+    for name, known in (TEXT_CORPORA | PARALLEL_CORPORA).items():
         files = f", files {', '.join(known.train)}.{{en,de}}, from {known.origin}"
         echo(f"{name:11}  {_state(name):13}  {known.about}{files if known.train else ''}")
     folders = " and ".join(map(str, data_folders()))
@@ -22,7 +22,7 @@ def _list() -> None:
 
 def _state(name: str) -> str:
     """Whether a corpus can be used; no text is read."""
-    from drill.data.catalog import CORPORA, PARALLEL_CORPORA, SPLITS, check_corpus, find
+    from drill.data.catalog import PARALLEL_CORPORA, SPLITS, TEXT_CORPORA, check_corpus, find_file
     from drill.data.parallel.corpora import check_parallel_corpus
 
     try:
@@ -31,9 +31,9 @@ def _state(name: str) -> str:
         else:
             check_corpus(name)
     except DataError:
-        return "not installed" if (CORPORA | PARALLEL_CORPORA)[name].packages else "missing"
-    if name in CORPORA and CORPORA[name].urls:
-        here = all(find(f"{name}/{split}.txt") for split in SPLITS)
+        return "not installed" if (TEXT_CORPORA | PARALLEL_CORPORA)[name].packages else "missing"
+    if name in TEXT_CORPORA and TEXT_CORPORA[name].urls:
+        here = all(find_file(f"{name}/{split}.txt") for split in SPLITS)
         return "found" if here else "downloadable"
     return "found"
 
@@ -55,7 +55,7 @@ def data(
         _list()
         return
     from drill.data import read_corpus, read_parallel_corpus
-    from drill.data.parallel.corpora import PARALLEL_NAMES
+    from drill.data.catalog import PARALLEL_NAMES
 
     if corpus in PARALLEL_NAMES or source is not None or target is not None:
         if min_count > 1:

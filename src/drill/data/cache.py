@@ -31,10 +31,10 @@ logger = logging.getLogger("drill")
 
 def cache_key(kind: str, *parts: str) -> str:
     """A hash of texts; ``kind`` names the layout on disk, so another layout takes another name."""
-    found = hashlib.sha256(kind.encode())
+    digest = hashlib.sha256(kind.encode())
     for part in parts:
-        found.update(hashlib.sha256(part.encode("utf-8", "surrogatepass")).digest())
-    return found.hexdigest()
+        digest.update(hashlib.sha256(part.encode("utf-8", "surrogatepass")).digest())
+    return digest.hexdigest()
 
 
 def cached(
@@ -52,24 +52,24 @@ def cached(
     if folder is None:
         return build()
     entry = folder / key
-    found = _load(entry, load)
-    if found is not None:
-        return found
+    value = _load(entry, load)
+    if value is not None:
+        return value
     built = build()
     try:
         _store(entry, partial(save, built))
     except OSError as error:
         warn_uncached(*UNCACHED, folder, error.strerror)
         return built
-    found = _load(entry, load)
-    return built if found is None else found
+    value = _load(entry, load)
+    return built if value is None else value
 
 
 def _load(entry: Path, load: Callable[[Path], T]) -> T | None:
     try:
         checksums = json.loads((entry / CHECKSUMS).read_bytes())
-        for name, wanted in checksums.items():
-            if sha256(entry / name) != wanted:
+        for name, checksum in checksums.items():
+            if sha256(entry / name) != checksum:
                 raise ValueError(f"{name} has another checksum")
         return load(entry)
     except OSError:

@@ -21,13 +21,13 @@ class NamedCorpus:
     """What ``corpora.toml`` says about a corpus.
 
     Attributes:
-        about: what it is.
-        packages: that make it; it has no files then.
-        closed: as of ``Corpus``.
-        md5: of train, valid and test; unless given, the files may be any.
-        urls: mirrors from which these are downloaded.
-        train: of a parallel corpus, files that are joined; and so are ``valid`` and ``test``.
-        origin: where to get these.
+        about: a description in one line.
+        packages: Python packages that contain or generate the text; it has no files then.
+        closed: see ``Corpus``.
+        md5: checksums of train, valid and test; without them any file is accepted.
+        urls: mirrors from which the files are downloaded.
+        train: of a parallel corpus, the files that are joined; likewise ``valid`` and ``test``.
+        origin: of a parallel corpus, where to get the files.
     """
 
     about: str
@@ -42,11 +42,12 @@ class NamedCorpus:
 
 
 TABLES = tomllib.loads(resources.files("drill.data").joinpath("corpora.toml").read_text("utf-8"))
-CORPORA, PARALLEL_CORPORA = (
+TEXT_CORPORA, PARALLEL_CORPORA = (
     {name: NamedCorpus(**about) for name, about in TABLES[kind].items()}
     for kind in ("text", "parallel")
 )
-NAMES = (*CORPORA,)  # what ``load_corpus`` takes
+TEXT_NAMES = (*TEXT_CORPORA,)  # what ``load_corpus`` takes
+PARALLEL_NAMES = (*PARALLEL_CORPORA,)  # what ``read_parallel_corpus`` takes
 BIBLE = "bible"  # the World English Bible
 
 
@@ -63,7 +64,7 @@ def data_folders() -> list[Path]:
     return [Path(chosen)]
 
 
-def find(stem: Path | str, suffixes: Sequence[str] = ("",)) -> Path | None:
+def find_file(stem: Path | str, suffixes: Sequence[str] = ("",)) -> Path | None:
     """The first file ``stem`` with one of the suffixes, below a data folder unless absolute."""
     folders = [Path()] if Path(stem).is_absolute() else data_folders()
     paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in suffixes)
@@ -72,35 +73,35 @@ def find(stem: Path | str, suffixes: Sequence[str] = ("",)) -> Path | None:
 
 def check_corpus(corpus: str) -> None:
     """DataError if ``read_corpus`` would find nothing to read or download; reads nothing."""
-    if corpus in CORPORA:
-        known = CORPORA[corpus]
-        check_packages(f"the corpus {corpus} needs", *known.packages)
-        if not (known.packages or known.urls):
+    if corpus in TEXT_CORPORA:
+        entry = TEXT_CORPORA[corpus]
+        check_packages(f"the corpus {corpus} needs", *entry.packages)
+        if not (entry.packages or entry.urls):
             text_files(corpus)
     elif os.path.isdir(corpus):
         text_files(corpus)
     elif not os.path.exists(corpus):
-        near = nearest(corpus, NAMES, otherwise="check the path")
+        hint = nearest(corpus, TEXT_NAMES, otherwise="check the path")
         raise DataError(
-            f"{corpus!r} is neither a corpus ({', '.join(NAMES)}) nor a folder or file{near}",
+            f"{corpus!r} is neither a corpus ({', '.join(TEXT_NAMES)}) nor a folder or file{hint}",
             key="data.corpus",
         )
 
 
 def text_files(corpus: str) -> list[Path]:
     """Train, valid and test of a corpus by its name, or in a folder."""
-    if corpus in CORPORA:
+    if corpus in TEXT_CORPORA:
         stem, folder = Path(corpus), data_folders()[0] / corpus
         todo = (
-            f"{corpus} is {CORPORA[corpus].about}: put train.txt, valid.txt and test.txt there, "
-            "packed by xz or gzip or not, or set DRILL_DATA to another folder"
+            f"{corpus} is {TEXT_CORPORA[corpus].about}: put train.txt, valid.txt and test.txt "
+            "there, packed by xz or gzip or not, or set DRILL_DATA to another folder"
         )
     else:
         stem, folder = Path(corpus).absolute(), Path(corpus)
         todo = "add it, or split a single file"
     paths = []
     for split in SPLITS:
-        path = find(stem / split, TEXT_SUFFIXES)
+        path = find_file(stem / split, TEXT_SUFFIXES)
         if path is None:
             raise DataError(f"{folder}: {split}.txt is missing; {todo}")
         paths.append(path)

@@ -30,10 +30,10 @@ def download(urls: Sequence[str], target: Path, md5: str) -> None:
         except (OSError, http.client.HTTPException, ValueError) as error:
             failures.append(f"{url}: {error or type(error).__name__}".replace("\n", " "))
             continue
-        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if found == md5:
+        checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if checksum == md5:
             return atomic_write(target, content)
-        failures.append(f"{url}: md5 is {found}, not {md5}")
+        failures.append(f"{url}: md5 is {checksum}, not {md5}")
     raise DataError(
         f"{target.name} could not be downloaded ({'; '.join(failures)}); try again, or put the "
         f"file at {target} yourself"

@@ -9,7 +9,7 @@ from drill.errors import DataError
 
 def check_packages(who_needs: str, *packages: str) -> None:
     """DataError, which begins with ``who_needs``, if one is not installed; none is imported."""
-    missing = [each for each in packages if find_spec(each.replace("-", "_")) is None]
+    missing = [name for name in packages if find_spec(name.replace("-", "_")) is None]
     if missing:
         raise DataError(f"{who_needs} {', '.join(missing)}; pip install {' '.join(missing)}")
 

@@ -176,17 +176,17 @@ class Subwords:
 
     def _encode(self, lines: list[str]) -> list[list[int]]:
         try:
-            found = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
         except TypeError:  # raised for anything that is not UTF-8
             raise DataError("Subwords: a line is not UTF-8 text; remove it") from None
-        return [each.ids for each in found]
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without begin, end and padding.
 
         U+FFFD stands for bytes that are no whole characters.
         """
-        checked = [self._checked(int(each)) for each in ids]
+        checked = [self._checked(int(index)) for index in ids]
         return str(self._tokenizer.decode(checked, skip_special_tokens=True))
 
     def piece(self, index: int) -> str:
@@ -248,7 +248,7 @@ def _byte_values() -> dict[str, int]:
     Printable ones are themselves, the others the characters from U+0100 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [each for each in range(256) if each not in printable]
+    others = [byte for byte in range(256) if byte not in printable]
     signs = [*map(chr, printable), *(chr(256 + index) for index in range(len(others)))]
     return dict(zip(signs, [*printable, *others], strict=True))
 

@@ -21,7 +21,7 @@ from drill.data import (
     load_vocabulary,
     read_corpus,
 )
-from drill.data.catalog import CORPORA, NamedCorpus, data_folders
+from drill.data.catalog import TEXT_CORPORA, NamedCorpus, data_folders
 from tests.helpers.files import no_home
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
@@ -49,7 +49,7 @@ def tiny(monkeypatch):
     """A standard corpus of six lines."""
     md5 = [hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values()]
     known = NamedCorpus("six lines", closed=True, md5=md5)
-    monkeypatch.setattr("drill.data.catalog.CORPORA", {"tiny": known})
+    monkeypatch.setattr("drill.data.catalog.TEXT_CORPORA", {"tiny": known})
 
 
 # -- own text -----------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_what_is_missing_is_downloaded_to_the_first_folder(home, monkeypatch):
     monkeypatch.setattr("drill.data.text.corpora.download", fake)
     with pytest.raises(DataError, match="has md5"):  # what came is proven once more
         load_corpus("ptb")
-    known = CORPORA["ptb"]
+    known = TEXT_CORPORA["ptb"]
     urls = [url.format("train") for url in known.urls]
     assert asked == [(urls, "ptb/train.txt", known.md5[0])]
 

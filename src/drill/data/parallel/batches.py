@@ -33,7 +33,7 @@ class PairBatch(NamedTuple):
     target_in: Tensor
     target_out: Tensor
     indices: Tensor  # (B,)
-    target_tokens: int  # what target_out asks for: the targets and an <end> each
+    target_tokens: int  # labels in target_out: the targets and one <end> per pair
 
 
 class PairBatches:
@@ -44,8 +44,8 @@ class PairBatches:
         batches = PairBatches(pairs, max_tokens=4096, seed=1)
         for batch in batches.epoch(3, start=120): ...  # from batch 120 of epoch 3 on
 
-    With several processes each has the same number of batches, and no two the same. Where the last
-    turn has too few for all, some processes get a batch that asks for nothing.
+    With several processes each has the same number of batches, and no batch is in two. Where the
+    last turn has too few for all, some processes get a batch without targets.
 
     Args:
         pairs: from ``encode_pairs``.
@@ -94,8 +94,8 @@ class PairBatches:
         seeds = np.random.SeedSequence([self.seed, epoch])
         random = np.random.RandomState(np.random.MT19937(seeds))
         order = self._by_length(random.permutation(len(self.pairs)))
-        drawn = random.permutation(len(self._bounds) - 1)
-        batches = [order[self._bounds[each] : self._bounds[each + 1]] for each in drawn]
+        shuffled = random.permutation(len(self._bounds) - 1)
+        batches = [order[self._bounds[i] : self._bounds[i + 1]] for i in shuffled]
         batches += [order[:0]] * (-len(batches) % self.size)
         for indices in batches[self.rank :: self.size][start:]:
             yield self.batch(indices) if len(indices) else self._nothing()
@@ -128,8 +128,8 @@ class PairBatches:
         target_out = self._padded(count + indices, self._target[indices], IGNORE_INDEX)
         target_in = np.full_like(target_out, PAD)
         target_in[:, 0] = BEGIN
-        before = target_out[:, :-1]
-        target_in[:, 1:] = np.where((before == IGNORE_INDEX) | (before == END), PAD, before)
+        previous = target_out[:, :-1]
+        target_in[:, 1:] = np.where((previous == IGNORE_INDEX) | (previous == END), PAD, previous)
         return PairBatch(
             torch.from_numpy(source),
             torch.from_numpy(target_in),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from drill.data.catalog import PARALLEL_CORPORA, SPLITS, data_folders, find
+from drill.data.catalog import PARALLEL_CORPORA, PARALLEL_NAMES, SPLITS, data_folders, find_file
 from drill.data.optional_packages import check_packages
 from drill.data.parallel.parallel_text import ParallelSplits, ParallelText
 from drill.data.parallel.synthetic import numbers_and_dates_corpus
@@ -11,7 +11,6 @@ from drill.errors import DataError, check_value, nearest
 
 COMPRESSED = ("", ".gz", ".xz")
 GENERATED = "numbers"
-PARALLEL_NAMES = (*PARALLEL_CORPORA,)
 
 
 def read_parallel_corpus(
@@ -68,22 +67,22 @@ def check_parallel_corpus(corpus: str, source: str, target: str) -> None:
 def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path, Path]]:
     """The source and target file of each part of a split."""
     stems: Sequence[str]
-    known = PARALLEL_CORPORA.get(corpus)
-    if known is not None:
-        stems, origin = getattr(known, split), f"; get it from {known.origin} or set DRILL_DATA"
+    entry = PARALLEL_CORPORA.get(corpus)
+    if entry is not None:
+        stems, origin = getattr(entry, split), f"; get it from {entry.origin} or set DRILL_DATA"
     elif Path(corpus).is_dir():
         stems, origin = [str(Path(corpus).resolve() / split)], ""
     else:
         files = f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
-        near = nearest(corpus, PARALLEL_NAMES, otherwise=files)
+        hint = nearest(corpus, PARALLEL_NAMES, otherwise=files)
         names = ", ".join(PARALLEL_NAMES)
         raise DataError(
-            f"{corpus!r} is neither a parallel corpus ({names}) nor a folder{near}",
+            f"{corpus!r} is neither a parallel corpus ({names}) nor a folder{hint}",
             key="data.corpus",
         )
 
     def located(name: str) -> Path:
-        path = find(name, COMPRESSED)
+        path = find_file(name, COMPRESSED)
         if path is None:
             raise DataError(
                 f"{corpus}: {data_folders()[0] / name} is missing; put it there (.gz and .xz are "

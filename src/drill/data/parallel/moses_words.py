@@ -16,8 +16,8 @@ def words(line: str, language: str = "de") -> list[str]:
     ["Er", "sagte", ":", "„", "Das", "kostet", "1,50", "Euro", ".", "“"]
     """
     check_value(language in LANGUAGES, "language", f"one of {LANGUAGES}", language, DataError)
-    found: list[str] = _tokenizer(language).tokenize(line, escape=False)
-    return found
+    tokens: list[str] = _tokenizer(language).tokenize(line, escape=False)
+    return tokens
 
 
 @cache

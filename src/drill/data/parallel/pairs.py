@@ -64,7 +64,7 @@ class Pairs:
 
     ids: NDArray[Any]  # (N,) uint16, or int32 above 65,536 subwords
     offsets: NDArray[np.int64]  # (2P + 1,)
-    filtered: Mapping[str, int]  # "pairs" there were, and how many each filter has taken of them
+    filtered: Mapping[str, int]  # "pairs" before filtering, and how many each filter dropped
 
     def __len__(self) -> int:
         return len(self.offsets) // 2
@@ -88,8 +88,8 @@ class Pairs:
     @property
     def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Subwords of the sources (P,) and of the targets (P,)."""
-        both = np.diff(self.offsets)
-        return both[: len(self)], both[len(self) :]
+        lengths = np.diff(self.offsets)
+        return lengths[: len(self)], lengths[len(self) :]
 
 
 def encode_pairs(
@@ -159,12 +159,12 @@ def _encode(
     offsets = np.zeros(2 * len(counts[0]) + 1, dtype=np.int64)
     np.cumsum([*counts[0], *counts[1]], out=offsets[1:])
     ids = np.concatenate([np.empty(0, dtype=kind), *sides[0], *sides[1]])
-    found = Pairs(ids, offsets, filtered)
-    if len(text) and not len(found):
+    pairs = Pairs(ids, offsets, filtered)
+    if len(text) and not len(pairs):
         raise DataError(
-            f"no pair is left to train on ({found.describe_filtered()}); widen the filters"
+            f"no pair is left to train on ({pairs.describe_filtered()}); widen the filters"
         )
-    return found
+    return pairs
 
 
 def _length_fault(source: int, target: int, filters: Filters) -> str | None:
@@ -205,12 +205,12 @@ class TranslationData:
 
     def checksum(self) -> int:
         """Equal where the same ids are trained and evaluated on."""
-        found = pairs_checksum(self.valid, pairs_checksum(self.train))
-        return pairs_checksum(self.test, found)
+        checksum = pairs_checksum(self.valid, pairs_checksum(self.train))
+        return pairs_checksum(self.test, checksum)
 
 
 def target_counts(pairs: Pairs, labels: int) -> NDArray[np.int64]:
-    """How often the targets of ``pairs`` ask for each label, an ``<end>`` a pair counted, (V,)."""
+    """How often each label is a target in ``pairs``, (V,), with one ``<end>`` per pair."""
     first = pairs.offsets[len(pairs)]
     counts = np.bincount(pairs.ids[first:], minlength=labels)
     counts[END] += len(pairs)

@@ -177,17 +177,17 @@ def numbers_and_dates_corpus(
     Returns:
         The three splits.
     """
-    wanted = dict(zip(SPLITS, (train, valid, test), strict=True))
-    found: dict[str, list[Pair]] = {split: [] for split in SPLITS}
-    for split, count in wanted.items():
+    sizes = dict(zip(SPLITS, (train, valid, test), strict=True))
+    pairs: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    for split, count in sizes.items():
         check_value(count >= 1, f"the pairs of {split}", "at least 1", count, DataError)
     for split, pair in _drawn(seed):
-        if len(found[split]) < wanted[split]:
-            found[split].append(pair)
-        elif all(len(found[each]) == wanted[each] for each in SPLITS):
+        if len(pairs[split]) < sizes[split]:
+            pairs[split].append(pair)
+        elif all(len(pairs[name]) == sizes[name] for name in SPLITS):
             break
     return ParallelSplits(
-        *(ParallelText(*map(list, zip(*found[split], strict=True))) for split in SPLITS)
+        *(ParallelText(*map(list, zip(*pairs[split], strict=True))) for split in SPLITS)
     )
 
 

@@ -60,8 +60,8 @@ def rotations(seed: int, epoch: int, rows: int, batch_size: int) -> Tensor:
 
     They depend on seed and epoch alone, so a run that is resumed finds them again.
     """
-    drawn = np.random.default_rng([seed, epoch]).integers(rows, size=(1, batch_size))
-    return torch.from_numpy(drawn)
+    offsets = np.random.default_rng([seed, epoch]).integers(rows, size=(1, batch_size))
+    return torch.from_numpy(offsets)
 
 
 def rotated(data: Tensor, offsets: Tensor) -> Tensor:
@@ -116,8 +116,8 @@ class SequenceLengths:
 
     def state(self) -> dict[str, Any]:
         """What ``from_state`` needs to continue with the next length; exact in JSON."""
-        found: Any = self._random.get_state()
-        _, key, position, has_gauss, gauss = found
+        generator_state: Any = self._random.get_state()
+        _, key, position, has_gauss, gauss = generator_state
         state = {"key": key.tolist(), "position": position, "has_gauss": has_gauss, "gauss": gauss}
         return {"bptt": self.bptt, "cap": self.cap, **state}
 

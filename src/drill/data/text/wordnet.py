@@ -47,13 +47,13 @@ class WordNet:
         word = word.lower()
         if len(word) < SHORTEST:
             return None
-        found: dict[str, None] = {}  # each once
+        glosses: dict[str, None] = {}  # each once
         for part in ENDINGS:
             base, mark = self._base(part, word)
             if base is not None:
-                found[self._gloss(part, base)] = None
-                found |= {mark: None} if mark else {}
-        return "; ".join(found) or None
+                glosses[self._gloss(part, base)] = None
+                glosses |= {mark: None} if mark else {}
+        return "; ".join(glosses) or None
 
     def _base(self, part: str, word: str) -> tuple[str | None, str]:
         """The form of the word that has an entry, and a mark for what was changed."""
@@ -81,18 +81,18 @@ class WordNet:
     @cached_property
     def _entries(self) -> dict[str, dict[str, int]]:
         """Word -> where in the data file its first sense is."""
-        found = {}
+        offsets = {}
         for part in ENDINGS:
             lines = read_bytes(self.folder / f"index.{part}").decode().splitlines()
             rows = (line.split() for line in lines if not line.startswith(" "))  # the licence
             # lemma pos senses p_cnt [pointer symbols: p_cnt] senses tagged [offsets: senses]
-            found[part] = {row[0]: int(row[-int(row[2])]) for row in rows}
-        return found
+            offsets[part] = {row[0]: int(row[-int(row[2])]) for row in rows}
+        return offsets
 
     @cached_property
     def _irregular(self) -> dict[str, dict[str, str]]:
-        found = {}
+        bases = {}
         for part in ENDINGS:
             lines = read_bytes(self.folder / f"{part}.exc").decode().splitlines()
-            found[part] = dict(line.split()[:2] for line in lines)
-        return found
+            bases[part] = dict(line.split()[:2] for line in lines)
+        return bases

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from drill.data import EOS, UNK, DataError, Vocabulary
-from drill.data.catalog import CORPORA
+from drill.data.catalog import TEXT_CORPORA
 from drill.training.progress import perplexity_of
 
 EDGES = (1, 50, 100, 250, 500, 1000, 2500, 5000)
@@ -135,7 +135,7 @@ def default_edges(vocabulary: Vocabulary) -> Sequence[int]:
 
 def excluded_words(vocabulary: Vocabulary, corpus: str) -> tuple[str, ...]:
     """``<eos>``, and ``<unk>`` unless a closed corpus has it as a word: as the paper's figure."""
-    closed = corpus in CORPORA and CORPORA[corpus].closed
+    closed = corpus in TEXT_CORPORA and TEXT_CORPORA[corpus].closed
     return (EOS, UNK) if not closed and UNK in vocabulary else (EOS,)
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drill.data import DataError
-from drill.data.catalog import NAMES
-from drill.data.parallel.corpora import PARALLEL_NAMES
+from drill.data.catalog import PARALLEL_NAMES, TEXT_NAMES
 from drill.errors import RunFolderError
 from drill.training.options import ended_by, used_limits
 from drill.training.run.folder import RunFolder
@@ -19,7 +18,7 @@ from drill.training.settings import (
     recipe,
 )
 
-CORPUS_NAMES = {LANGUAGE_MODEL: NAMES, TRANSLATION: PARALLEL_NAMES}
+CORPUS_NAMES = {LANGUAGE_MODEL: TEXT_NAMES, TRANSLATION: PARALLEL_NAMES}
 
 
 def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Settings:
