@@ -241,7 +241,7 @@ def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
     made = model(deep=True)
     optimizer = Muon(0.01)
     optimizer.setup(made.named_parameters())
-    (group,) = optimizer.optimizer.parts[0].param_groups
+    (group,) = optimizer.optimizer.optimizers[0].param_groups
     assert {id(p) for p in group["params"]} == {
         id(p) for p in made.parameters() if p.dim() == 2 and p is not made.encoder.embedding.weight
     }

@@ -27,8 +27,8 @@ def build_layer(
     ``counts`` gives the counts of labels to layers that need them.
     """
     options = {key: value for key, value in table.items() if key not in (NAME, INNER)}
-    kind: Any = LAYERS[table[NAME]]
-    takes = inspect.signature(kind).parameters
+    layer_class: Any = LAYERS[table[NAME]]
+    takes = inspect.signature(layer_class).parameters
     if options.get("hidden_size", widths) is None:
         options["hidden_size"] = sum(widths)
     if "widths" in takes:
@@ -36,13 +36,13 @@ def build_layer(
     if "counts" in takes and options.get("gate") != "none":
         options["counts"] = counts()
     inputs: nn.Module | LabelSource = embedding
-    if wraps(kind):
+    if wraps(layer_class):
         # A mixture projects the hidden state; other wrappers pass it on.
         projects = "hidden_size" in takes or "widths" in takes
         inner = (embedding.embedding_dim,) if projects else widths
         inputs = build_layer(table[INNER], embedding, inner, counts, f"{where}.{INNER}")
     with argument_errors(where, table):
-        return kind(inputs, **options)
+        return layer_class(inputs, **options)
 
 
 def build_optimizer(settings: Settings) -> ScheduledOptimizer:
@@ -55,8 +55,8 @@ def build_optimizer(settings: Settings) -> ScheduledOptimizer:
 
 def check_optimizer(settings: Settings, model: nn.Module) -> None:
     """Raise SettingsError for an optimizer that these settings cannot build for this model."""
-    apart = build_optimizer(settings).maps_differ
-    if apart and not any(is_label_map(name) for name, _ in model.named_parameters()):
+    maps_differ = build_optimizer(settings).maps_differ
+    if maps_differ and not any(is_label_map(name) for name, _ in model.named_parameters()):
         raise SettingsError(
             "is for a layer with label maps; leave it out",
             key="optimizer.map_lr_scale",

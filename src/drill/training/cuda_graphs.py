@@ -59,9 +59,9 @@ class GraphCapture:
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            done = work()
+            result = work()
         current.wait_stream(self._stream)
-        return done
+        return result
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture the work, without running it; returns what replays it."""
@@ -142,7 +142,7 @@ class GraphCache(Generic[Replay]):
         # With other modes or addresses a replay would use old values or read freed memory.
         modes_and_addresses = (
             tuple(module.training for module in self.modules),
-            tuple((each.data_ptr(), each.requires_grad) for each in self.parameters),
+            tuple((p.data_ptr(), p.requires_grad) for p in self.parameters),
         )
         if modes_and_addresses != self._modes_and_addresses:
             self.replays.clear()
@@ -219,11 +219,11 @@ class CapturedGradients:
             self._graphs = GraphCapture(inputs[0].device, instead=instead)
         self.cache.drop_if_stale()
         to_zero = self._attach()
-        known = sum(each.requires_grad for each in self._gradients)
-        fresh = known > 0 and len(to_zero) == known
+        trained = sum(p.requires_grad for p in self._gradients)
+        fresh = trained > 0 and len(to_zero) == trained
         device = inputs[0].device
         dtype = torch.get_autocast_dtype(device.type) if autocast_on(device) else None
-        key = fresh, dtype, *((each.shape, each.dtype) for each in inputs)
+        key = fresh, dtype, *((x.shape, x.dtype) for x in inputs)
         replay = self.cache.replays.get(key)
         if to_zero and (replay is None or not fresh):
             torch._foreach_zero_(to_zero)
@@ -249,52 +249,52 @@ class CapturedGradients:
         for parameter in self.parameters:
             if not parameter.requires_grad:
                 continue
-            own = self._gradients.get(parameter)
-            if parameter.grad is None and own is not None:
-                to_zero.append(own)
-                parameter.grad = own
-            elif parameter.grad is not None and own is None:
+            static = self._gradients.get(parameter)
+            if parameter.grad is None and static is not None:
+                to_zero.append(static)
+                parameter.grad = static
+            elif parameter.grad is not None and static is None:
                 self._gradients[parameter] = parameter.grad
-            elif parameter.grad is not None and own is not None and parameter.grad is not own:
-                own.copy_(parameter.grad)
-                parameter.grad = own
+            elif parameter.grad is not None and static is not None and parameter.grad is not static:
+                static.copy_(parameter.grad)
+                parameter.grad = static
         return to_zero
 
     def _captured(self, graphs: GraphCapture, inputs: tuple[Tensor, ...], fresh: bool) -> "_Replay":
-        own = tuple(each.clone() for each in inputs)
+        static_inputs = tuple(x.clone() for x in inputs)
         loss = torch.zeros((), device=inputs[0].device)
 
         def work() -> None:
-            loss.copy_(self._run_apart(own, fresh))
+            loss.copy_(self._run_apart(static_inputs, fresh))
 
-        return _Replay(graphs.capture(work), own, loss)
+        return _Replay(graphs.capture(work), static_inputs, loss)
 
     def _run_apart(self, inputs: tuple[Tensor, ...], fresh: bool) -> Tensor:
         """``_run``, but all gradients are copied to their addresses in one launch.
 
         ``fresh``: the first batch of a step, so they are written and not added.
         """
-        before = {each: each.grad for each in self.parameters if each.requires_grad}
+        static = {p: p.grad for p in self.parameters if p.requires_grad}
         try:
-            for parameter in before:
+            for parameter in static:
                 parameter.grad = None
             value = self._run(inputs)
-            to, made, unused = [], [], []
-            for parameter, own in before.items():
-                if own is None:
-                    before[parameter] = parameter.grad
+            targets, computed, unused = [], [], []
+            for parameter, grad in static.items():
+                if grad is None:
+                    static[parameter] = parameter.grad
                 elif parameter.grad is None:
-                    unused.append(own)
+                    unused.append(grad)
                 else:
-                    to.append(own)
-                    made.append(parameter.grad)
-            if made:
-                (torch._foreach_copy_ if fresh else torch._foreach_add_)(to, made)
+                    targets.append(grad)
+                    computed.append(parameter.grad)
+            if computed:
+                (torch._foreach_copy_ if fresh else torch._foreach_add_)(targets, computed)
             if unused and fresh:
                 torch._foreach_zero_(unused)
         finally:
-            for parameter, own in before.items():
-                parameter.grad = own
+            for parameter, grad in static.items():
+                parameter.grad = grad
         return value
 
 

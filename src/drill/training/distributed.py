@@ -49,8 +49,8 @@ class World:
         """This process's part of (length, batch, ...)."""
         if self.size == 1:
             return data
-        own = self.per_process(data.shape[1], "training.batch_size")
-        return data[:, self.rank * own : (self.rank + 1) * own].contiguous()
+        local_size = self.per_process(data.shape[1], "training.batch_size")
+        return data[:, self.rank * local_size : (self.rank + 1) * local_size].contiguous()
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -86,21 +86,21 @@ class World:
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sharded tensors whole and on the CPU, in the first process; others as they are."""
-        found = {}
+        whole = {}
         for name, tensor in tensors.items():  # one at a time: all would fill the device
             gathered = full_tensor(tensor)
             if self.is_main or gathered is tensor:
-                found[name] = gathered
-        return found
+                whole[name] = gathered
+        return whole
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, equal in shape, on the CPU, in the order of ranks."""
-        own = tensor.detach().cpu().contiguous()
+        local = tensor.detach().cpu().contiguous()
         if self.size == 1:
-            return [own]
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(parts, own, group=self.control)
-        return parts
+            return [local]
+        gathered = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(gathered, local, group=self.control)
+        return gathered
 
 
 def data_parallel(model: LanguageModel | Translator, world: World) -> nn.Module:
@@ -123,9 +123,9 @@ def shard(model: LanguageModel, world: World) -> None:
     if world.size > 1:
         mesh = init_device_mesh(next(model.parameters()).device.type, (world.size,))
         # The first ModuleList has the blocks, whatever a model type calls it.
-        lists = (each for each in model.encoder.modules() if isinstance(each, nn.ModuleList))
-        for each in (*next(lists), model):
-            fully_shard(each, mesh=mesh)
+        lists = (module for module in model.encoder.modules() if isinstance(module, nn.ModuleList))
+        for module in (*next(lists), model):
+            fully_shard(module, mesh=mesh)
         # A validation may come before the first step: its blocks must not become roots. Only a
         # forward of the model would say so in public, and a validation calls its parts.
         cast(Any, model)._get_fsdp_state()._lazy_init()
@@ -193,5 +193,5 @@ def _store(limit: datetime.timedelta) -> Any:
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     stores: Any = dist  # which exports them, though not for a type checker
-    whole = stores.TCPStore(address, port, is_master=False, timeout=limit)
-    return stores.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", whole)
+    store = stores.TCPStore(address, port, is_master=False, timeout=limit)
+    return stores.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)

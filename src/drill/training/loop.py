@@ -154,7 +154,7 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
     if not resumed and world.rank > 0:
         torch.manual_seed(options.seed + world.rank)  # other dropout masks in every process
     agree_every = 1 if world.size == 1 else AGREE_EVERY
-    saved = time.monotonic()
+    saved_at = time.monotonic()
 
     with (
         matmul_precision(options.precision, task.device) as autocast,
@@ -205,12 +205,12 @@ def fit(task: Task, progress: Callable[[Progress], None] | None = None) -> Outco
             # save, and stop if asked to
             if agree and not state.is_done():
                 stop = world.any(shutdown.requested)
-                save_due = world.any(time.monotonic() - saved >= options.checkpoint_seconds)
+                save_due = world.any(time.monotonic() - saved_at >= options.checkpoint_seconds)
                 if stop or save_due:
                     check_damaged(task)
                     state.tick_training()
                     save()
-                    saved = time.monotonic()
+                    saved_at = time.monotonic()
                 if stop:
                     stopped = _outcome(state, state.best, None)
                     return replace(stopped, interrupted=True, signal=shutdown.number)
@@ -231,14 +231,14 @@ def validate(task: Task, reporter: "Reporter", kind: str) -> float:
     averaged = optimizer.averaging
     start = time.monotonic()
     with optimizer.averaged_weights():
-        found = None
+        evaluation = None
         if world.is_main or task.sharded:
-            found = task.validate(reporter.watch)
-        score, more = world.broadcast_object(found)
+            evaluation = task.validate(reporter.watch)
+        score, extra = world.broadcast_object(evaluation)
         better = state.update_best(score, task.model, world)
     state.tick()
     lr = optimizer.rate(state.progress())
-    row = state.validation_row(score, lr=lr, averaged=averaged, best=better) | more
+    row = state.validation_row(score, lr=lr, averaged=averaged, best=better) | extra
     row["kind"] = kind
     if world.is_main:
         task.run.append(row)
@@ -293,7 +293,7 @@ class Reporter:
             self._shown = time.monotonic()
         return due
 
-    def _show(self, **more: Any) -> None:
+    def _show(self, **fields: Any) -> None:
         state = self.state
         if self.progress is not None:
             report = Progress(
@@ -305,19 +305,19 @@ class Reporter:
                 tokens_per_second=state.tokens_per_second,
                 seconds_left=self._seconds_left(),
             )
-            self.progress(replace(report, **more))
+            self.progress(replace(report, **fields))
 
     def _seconds_left(self) -> float:
         """As long as this process has taken for the same share of the run, validations included.
 
         The last validation and the test are still to come: each as long as a validation before.
         """
-        start, before = self._start
+        start, at_start = self._start
         done = self.state.progress()
-        if done <= before:
+        if done <= at_start:
             return math.inf
         seconds = time.monotonic() - start
-        return seconds * max(0.0, 1.0 - done) / (done - before) + 2.0 * self.validation_seconds
+        return seconds * max(0.0, 1.0 - done) / (done - at_start) + 2.0 * self.validation_seconds
 
 
 # -- divergence -----------------------------------------------------------------------------------
@@ -349,9 +349,9 @@ def check_damaged(task: Task) -> None:
 
 
 @contextmanager
-def diverged_if_nan(what: str) -> Iterator[None]:
-    """Raise NaN in the evaluation of ``what`` as Diverged."""
+def diverged_if_nan(evaluation: str) -> Iterator[None]:
+    """Raise Diverged for NaN inside; ``evaluation`` says what was evaluated, for the message."""
     try:
         yield
     except (FloatingPointError, Stalled) as error:
-        raise Diverged(f"{what}: {error}") from None
+        raise Diverged(f"{evaluation}: {error}") from None

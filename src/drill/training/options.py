@@ -117,8 +117,8 @@ def ended_by(
     """The setting that ends a run; None if it goes on."""
     if out_of_patience:
         return "patience"  # whatever the limits are
-    over = (name for name in used if limits[name] is not None and used[name] >= limits[name])
-    return next(over, None)
+    reached = (name for name in used if limits[name] is not None and used[name] >= limits[name])
+    return next(reached, None)
 
 
 def log_interval(step: int, log_every: int | None) -> int:

@@ -21,19 +21,19 @@ logger = logging.getLogger("drill")
 @contextmanager
 def matmul_precision(precision: Precision, device: torch.device) -> Iterator[torch.dtype | None]:
     """Set how float32 products are computed inside; yields the dtype of autocast, if any."""
-    known = get_args(Precision)
-    check_value(precision in known, "precision", f"one of {', '.join(known)}", precision)
+    choices = get_args(Precision)
+    check_value(precision in choices, "precision", f"one of {', '.join(choices)}", precision)
     dtype = autocast_dtype(precision, device)
     backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [each.allow_tf32 for each in backends]
-    for each in backends:
-        each.allow_tf32 = precision != "float32"
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = precision != "float32"
     try:
         with _onednn_for(dtype, device):
             yield dtype
     finally:
-        for each, allowed in zip(backends, before, strict=True):
-            each.allow_tf32 = allowed
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> Precision:
@@ -48,7 +48,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
 
 
 def for_dynamic_evaluation(precision: Precision, device: torch.device) -> Precision:
-    """The same, but tf32 for bfloat16, which is too coarse for its small steps."""
+    """``precision``, but tf32 instead of bfloat16, which is too coarse for its small steps."""
     return "tf32" if resolve_precision(precision, device) == "bfloat16" else precision
 
 
@@ -58,7 +58,7 @@ def current_precision(device: torch.device) -> str:
         "products": torch.backends.cuda.matmul,
         "LSTMs": torch.backends.cudnn.rnn,
     }
-    used = [name for name, each in backends.items() if each.fp32_precision == "tf32"]
+    used = [name for name, backend in backends.items() if backend.fp32_precision == "tf32"]
     return f"tf32 in {' and '.join(used)}" if used and device.type == "cuda" else "float32"
 
 
@@ -86,7 +86,7 @@ def has_bfloat16_units(device: torch.device) -> bool:
 
 @contextmanager
 def _onednn_for(dtype: torch.dtype | None, device: torch.device) -> Iterator[None]:
-    """Off where it has no bfloat16, with one warning about that; as it is elsewhere.
+    """Inside, oneDNN is off where it has no bfloat16, with one warning; elsewhere nothing changes.
 
     torch would try it all the same: an LSTM fails, a product warns with a C++ stack trace and
     disables oneDNN for the rest of the process.
@@ -113,17 +113,17 @@ def _warn_of_slow_bfloat16() -> None:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """For sums over many steps: float64, float32 on Apple GPUs, which have no float64."""
+    """The dtype of sums over many steps: float64, or float32 on Apple GPUs, which lack it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def check_nan(name: str, values: Tensor) -> None:
     """Raise FloatingPointError, or Stalled, if one of the values that a model gives is NaN."""
-    wrong = int(values.isnan().sum())
-    if wrong:
+    nans = int(values.isnan().sum())
+    if nans:
         check_stall(name)
         raise FloatingPointError(
-            f"{name}: the model gives NaN for {wrong} of {values.numel()} values; go back to an "
+            f"{name}: the model gives NaN for {nans} of {values.numel()} values; go back to an "
             "earlier checkpoint, or evaluate in float32"
         )
 

@@ -88,13 +88,13 @@ def status_text(report: Progress) -> str:
     """How far a validation or a test is, or how well and how fast training goes."""
     if report.work is not None:
         return f"{report.share:.0%}"
-    known = []
+    parts = []
     if not math.isnan(report.loss):
-        known.append(f"train loss {report.loss:.3f}  ppl {perplexity_of(report.loss):,.1f}")
+        parts.append(f"train loss {report.loss:.3f}  ppl {perplexity_of(report.loss):,.1f}")
     if math.isfinite(report.seconds_left):
         left = duration(report.seconds_left)
-        known.append(f"{report.tokens_per_second:,.0f} tokens/s  {left} left")
-    return "  ".join(known)
+        parts.append(f"{report.tokens_per_second:,.0f} tokens/s  {left} left")
+    return "  ".join(parts)
 
 
 def epoch_line(row: dict[str, Any], epochs: int) -> str:

@@ -59,15 +59,15 @@ NOT_SET = {
 
 def settable_arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """What may be set of a callable, with resolved annotations."""
-    made: Any = call
-    hints = get_type_hints(made.__init__ if isinstance(call, type) else call)
-    found = {k: v for k, v in inspect.signature(call).parameters.items() if k not in NOT_SET}
-    for name in found.keys() - hints:
+    func: Any = call
+    hints = get_type_hints(func.__init__ if isinstance(call, type) else call)
+    parameters = {k: v for k, v in inspect.signature(call).parameters.items() if k not in NOT_SET}
+    for name in parameters.keys() - hints:
         raise SettingsError(
-            f"{made.__name__} has no annotation for its argument {name}; settings are checked by "
+            f"{func.__name__} has no annotation for its argument {name}; settings are checked by "
             "annotations, so write one"
         )
-    return {name: each.replace(annotation=hints[name]) for name, each in found.items()}
+    return {name: p.replace(annotation=hints[name]) for name, p in parameters.items()}
 
 
 def with_defaults(
@@ -86,13 +86,13 @@ def with_defaults(
             continue
         if key not in arguments:
             named = f" of {table[NAME]}" if NAME in also else ""
-            own = {each: f"{where}.{each}" for each in (*arguments, *also)}
-            near = nearest(key, own)
+            keys = {name: f"{where}.{name}" for name in (*arguments, *also)}
+            hint = nearest(key, keys)
             if f"{where}.{key}" in RENAMED:
-                near = f"; it is now {RENAMED[f'{where}.{key}']}"
+                hint = f"; it is now {RENAMED[f'{where}.{key}']}"
             elif f"{where.removesuffix('.inner')}.{key}" in REMOVED:
-                near = "; this version no longer has it"
-            raise SettingsError(f"unknown setting{named}{near}", key=f"{where}.{key}")
+                hint = "; this version no longer has it"
+            raise SettingsError(f"unknown setting{named}{hint}", key=f"{where}.{key}")
         if not fits_kind(_read_none(value, arguments[key]), arguments[key].annotation):
             raise SettingsError(
                 f"must be {in_words(arguments[key].annotation)}, got {value!r}",
@@ -115,22 +115,22 @@ def with_defaults(
 
 def with_new_names(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Settings of an older version, as in a ledger, under the names of this one."""
-    found = {}
+    renamed = {}
     for key, value in tables.items():
         name = RENAMED.get(where + key, where + key).removeprefix(where)
-        found[name] = with_new_names(value, f"{where}{name}.") if type(value) is dict else value
-    return found
+        renamed[name] = with_new_names(value, f"{where}{name}.") if type(value) is dict else value
+    return renamed
 
 
 def without_removed(tables: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Settings of an older version without those of ``REMOVED`` that change nothing."""
-    found: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for key, value in tables.items():
         name = f"{where}{key}".replace(".inner.", ".")
         if name not in REMOVED or REMOVED[name] != value:
             inside = isinstance(value, Mapping)
-            found[key] = without_removed(value, f"{where}{key}.") if inside else value
-    return found
+            kept[key] = without_removed(value, f"{where}{key}.") if inside else value
+    return kept
 
 
 def _read_none(value: Any, parameter: inspect.Parameter) -> Any:
@@ -142,8 +142,8 @@ def with_name(where: str, table: Table, choices: Mapping[str, Any], default: str
     """``table`` with the name of its kind first; one of ``choices``."""
     name = table.get(NAME, default)
     if not isinstance(name, str) or name not in choices:
-        near = nearest(str(name), list(choices))
-        raise SettingsError(f"there is no {name!r}{near}", key=f"{where}.{NAME}")
+        hint = nearest(str(name), list(choices))
+        raise SettingsError(f"there is no {name!r}{hint}", key=f"{where}.{NAME}")
     return {NAME: name, **{key: value for key, value in table.items() if key != NAME}}
 
 
@@ -160,7 +160,7 @@ def fits_kind(value: Any, annotation: Any) -> bool:
             fits = value in get_args(kind) and type(value) is type(get_args(kind)[0])
         elif get_origin(kind) is not None:  # a sequence of numbers
             fits = isinstance(value, list) and all(
-                fits_kind(each, get_args(kind)[0]) for each in value
+                fits_kind(item, get_args(kind)[0]) for item in value
             )
         elif kind is float:
             fits = type(value) in (int, float) and abs(value) <= LARGEST  # NaN fails

@@ -76,8 +76,8 @@ class Settings:
             above[TASK] = self.task
         if self.init_from is not None:
             above[INIT_FROM] = self.init_from
-        found: Table = _as_toml({**above, **self.tables()})
-        return found
+        content: Table = _as_toml({**above, **self.tables()})
+        return content
 
     def to_toml(self) -> str:
         return _toml_text(self.to_dict())
@@ -136,9 +136,9 @@ def resolve_settings(tables: Mapping[str, Any]) -> Settings:
         if key not in (*checks, *ABOVE_TABLES):
             inside = {} if isinstance(value, dict) else _settings_by_name(tables, checks)
             known = f"known are {', '.join(checks)}"
-            mean = nearest(key, {each: each for each in checks} | inside, otherwise=known)
-            mean = f"; it is now {RENAMED[key]}" if key in RENAMED else mean
-            raise SettingsError(f"unknown table{mean}", key=key)
+            hint = nearest(key, {name: name for name in checks} | inside, otherwise=known)
+            hint = f"; it is now {RENAMED[key]}" if key in RENAMED else hint
+            raise SettingsError(f"unknown table{hint}", key=key)
     for key, meaning in (
         ("recipe", "the name of these settings"),
         (INIT_FROM, "the folder of a run"),
@@ -163,15 +163,15 @@ ENCODER_DEFAULTS: dict[str, dict[str, Table]] = {
 
 def _settings_by_name(tables: Mapping[str, Any], checks: Checks) -> dict[str, str]:
     """``epochs`` -> ``training.epochs``, ``name`` -> ``encoder.name or layer.name or ...``."""
-    found = {name: [name] for name in ABOVE_TABLES}
+    by_name = {name: [name] for name in ABOVE_TABLES}
     for table, (calls, check) in checks.items():
         try:
-            known = check(table, tables.get(table, {}), calls)
+            filled = check(table, tables.get(table, {}), calls)
         except SettingsError:  # reported once this one is fixed
             continue
-        for name in known:
-            found.setdefault(name, []).append(f"{table}.{name}")
-    return {name: " or ".join(keys) for name, keys in found.items()}
+        for name in filled:
+            by_name.setdefault(name, []).append(f"{table}.{name}")
+    return {name: " or ".join(keys) for name, keys in by_name.items()}
 
 
 def setting_error(where: str, error: ArgumentError) -> SettingsError:
@@ -283,8 +283,8 @@ def _transformer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
     table = with_name(where, table, kinds, "transformer")
     preset = table.pop("preset", "base")
     if not isinstance(preset, str) or preset not in PRESETS:
-        near = nearest(str(preset), list(PRESETS))
-        raise SettingsError(f"there is no {preset!r}{near}", key="encoder.preset")
+        hint = nearest(str(preset), list(PRESETS))
+        raise SettingsError(f"there is no {preset!r}{hint}", key="encoder.preset")
     table = {"shared": True, **asdict(PRESETS[preset]), **table}
     if type(table["shared"]) is not bool:
         raise SettingsError(f"must be true or false, got {table['shared']!r}", key="encoder.shared")
@@ -319,9 +319,9 @@ TASKS: dict[str, Checks] = {
 def _as_toml(value: Any) -> Any:
     """A value as TOML can hold it: there is no None, and no tuple."""
     if isinstance(value, dict):
-        return {key: _as_toml(each) for key, each in value.items()}
+        return {key: _as_toml(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_toml(each) for each in value]
+        return [_as_toml(item) for item in value]
     return NONE if value is None else value
 
 

@@ -28,11 +28,11 @@ class GracefulShutdown:
         self.requested = False
         self.number: int | None = None
         self._noted = 0.0
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._note) for each in self.SIGNALS}
+            self._handlers = {number: signal.signal(number, self._note) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,9 +47,9 @@ class GracefulShutdown:
             signal.raise_signal(number)
 
     def _restore(self) -> None:
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
-        self._before = {}
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
 
 
 def reraise_signal(number: int | None, sentence: str) -> None:

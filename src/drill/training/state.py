@@ -187,7 +187,7 @@ class TrainingState(abc.ABC):
     # -- checkpoints ------------------------------------------------------------------------------
 
     def _saved(self) -> list[str]:
-        return [each.name for each in fields(self) if "saved" in each.metadata]
+        return [f.name for f in fields(self) if "saved" in f.metadata]
 
     def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors of all processes as ``name/rank``, and numbers. All processes call it."""
@@ -258,17 +258,17 @@ class TrainingState(abc.ABC):
         self, model: nn.Module, optimizer: ScheduledOptimizer, run: RunFolder, world: World
     ) -> bool:
         """Go back to the last checkpoint; False if there is none. metrics.jsonl is not cut."""
-        found = run.load_last()
-        step = torch.tensor(-1 if found is None else found[1]["step"])
-        steps = {int(each) for each in world.all_gather(step)}
+        last = run.load_last()
+        step = torch.tensor(-1 if last is None else last[1]["step"])
+        steps = {int(s) for s in world.all_gather(step)}
         if len(steps) > 1:  # processes would wait for each other forever
             raise CheckpointError(
                 f"{run.last}: the processes read different checkpoints; give all machines one "
                 "shared folder for --runs"
             )
-        if found is None:
+        if last is None:
             return False
-        tensors, numbers = found
+        tensors, numbers = last
         with readable(run.last, checkpoint.HINT):
             if numbers["text"] != self.data_checksum:
                 raise RunFolderError(

@@ -69,8 +69,8 @@ class AdamW(RunScheduled):
         if on_gpu:
             for group in groups:
                 group["lr"] = torch.tensor(self.lr, dtype=torch.float32, device=device)
-        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return kind(
+        optimizer_class = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return optimizer_class(
             groups,
             lr=self.lr,
             betas=(self.beta1, self.beta2),

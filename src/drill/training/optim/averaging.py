@@ -34,7 +34,7 @@ class AveragedSgd(Optimizer):
     For the second phase of NT-ASGD and for finetuning. Averages are read by ``averaged``.
 
     Args:
-        params: as of any torch optimizer.
+        params: as in any torch optimizer.
         lr: learning rate.
         weight_decay: of every parameter, biases too.
     """
@@ -52,18 +52,18 @@ class AveragedSgd(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for (done, rate), params in self._by_progress(group).items():
+            for (steps, rate), params in self._by_progress(group).items():
                 grads = [p.grad for p in params if p.grad is not None]
                 averages = [self.state[p]["average"] for p in params]
                 if group["weight_decay"] != 0.0:
                     grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
                 torch._foreach_add_(params, grads, alpha=-rate)
-                if done < 2:
+                if steps < 2:
                     torch._foreach_copy_(averages, params)
                 else:
-                    torch._foreach_lerp_(averages, params, 1.0 / done)
+                    torch._foreach_lerp_(averages, params, 1.0 / steps)
                 for p in params:
-                    self.state[p].update(step=done + 1, rate=float(group["lr"]))
+                    self.state[p].update(step=steps + 1, rate=float(group["lr"]))
         return loss
 
     def advance(self) -> list[tuple[float, float]]:
@@ -71,14 +71,14 @@ class AveragedSgd(Optimizer):
 
         Returns r_n and the share of w_n in a_n, for each parameter group.
         """
-        numbers = []
+        rates_and_shares = []
         for group in self.param_groups:
             states = [self._state(p, group) for p in group["params"]]
-            done, rate = states[0]["step"], states[0]["rate"]
+            steps, rate = states[0]["step"], states[0]["rate"]
             for state in states:
-                state.update(step=done + 1, rate=float(group["lr"]))
-            numbers.append((rate, 1.0 if done < 2 else 1.0 / done))
-        return numbers
+                state.update(step=steps + 1, rate=float(group["lr"]))
+            rates_and_shares.append((rate, 1.0 if steps < 2 else 1.0 / steps))
+        return rates_and_shares
 
     def even(self) -> bool:
         """Whether all parameters of each group have taken the same steps."""
@@ -130,7 +130,7 @@ def averaged(optimizer: AveragedSgd) -> Iterator[None]:
 @contextmanager
 def replaced(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
     """Inside, parameters have other values; after, those from before, bit for bit."""
-    before = [p.detach().clone() for p in params]
+    originals = [p.detach().clone() for p in params]
     # Values are copied, storages stay: cuDNN reads the weights of an LSTM from one buffer.
     with torch.no_grad():
         torch._foreach_copy_(params, values)
@@ -138,7 +138,7 @@ def replaced(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(params, before)
+            torch._foreach_copy_(params, originals)
 
 
 class WeightAverage:
@@ -213,18 +213,18 @@ class NonMonotonicTrigger:
 
         loss_n > min(loss_1, ..., loss_{n-1-patience})
 
-    So SGD has stopped to make progress: averaging should start, or finetuning end.
+    Then SGD has stopped making progress: averaging should start, or finetuning end.
 
         if trigger.update(validation_loss):  # True once
             optimizer = AveragedSgd(model.parameters(), lr, weight_decay=1.2e-6)
 
     Args:
-        patience: epochs.
+        patience: number of epochs before this one that are left out of the comparison.
     """
 
     def __init__(self, patience: int = 5) -> None:
-        whole = type(patience) is int and patience >= 0
-        require(whole, "NonMonotonicTrigger", "patience", "an integer of at least 0", patience)
+        valid = type(patience) is int and patience >= 0
+        require(valid, "NonMonotonicTrigger", "patience", "an integer of at least 0", patience)
         self.patience = patience
         self.history: list[float] = []
         self.triggered = False

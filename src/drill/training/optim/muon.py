@@ -19,8 +19,8 @@ def is_table(name: str) -> bool:
     """Whether a parameter of a model has a row for each word, position, label or cluster."""
     owner, *path = name.split(".")
     if owner == "layer":
-        rows = (each for kind in LAYERS.values() for each in kind.row_parameters)
-        return any(each in path for each in rows)
+        row_names = (row_name for kind in LAYERS.values() for row_name in kind.row_parameters)
+        return any(row_name in path for row_name in row_names)
     return any(table in part for part in (owner, *path) for table in TABLES)
 
 
@@ -47,14 +47,14 @@ class Muon(AdamW):
     def build(self) -> Optimizer:
         named = self.parameters.items()
         inner = {name: p for name, p in named if p.dim() == 2 and not is_table(name)}
-        rest = {name: p for name, p in named if name not in inner}
-        parts: list[Optimizer] = []
+        others = {name: p for name, p in named if name not in inner}
+        optimizers: list[Optimizer] = []
         if inner:
             shared = {"lr": self.lr, "momentum": self.momentum}
-            parts.append(OrthogonalMomentum(self.groups(inner), shared))
-        if rest:
-            parts.append(self.adam(rest))
-        return Combined(parts)
+            optimizers.append(OrthogonalMomentum(self.groups(inner), shared))
+        if others:
+            optimizers.append(self.adam(others))
+        return Combined(optimizers)
 
     def capture_blocker(self) -> str | None:
         return "Muon reads its learning rate on the host"
@@ -103,13 +103,13 @@ def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
 class Combined(Optimizer):
     """Several optimizers of different parameters as one."""
 
-    def __init__(self, parts: list[Optimizer]) -> None:
-        self.parts = parts
-        super().__init__([p for part in parts for g in part.param_groups for p in g["params"]], {})
-        self.param_groups = [group for part in parts for group in part.param_groups]
-        for part in parts:
-            part.state = self.state
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self.optimizers = optimizers
+        super().__init__([p for o in optimizers for g in o.param_groups for p in g["params"]], {})
+        self.param_groups = [group for o in optimizers for group in o.param_groups]
+        for optimizer in optimizers:
+            optimizer.state = self.state
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for part in self.parts:
-            part.step()
+        for optimizer in self.optimizers:
+            optimizer.step()

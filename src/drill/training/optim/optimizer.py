@@ -29,8 +29,8 @@ MEAN = "mean"  # a key of saved tensors that no torch optimizer has
 def is_label_map(name: str) -> bool:
     """Whether a parameter of a model belongs to the label maps of its output layer."""
     owner, *path = name.split(".")
-    maps = (each for kind in LAYERS.values() for each in kind.map_parameters)
-    return owner == "layer" and any(each in path for each in maps)
+    map_names = (map_name for kind in LAYERS.values() for map_name in kind.map_parameters)
+    return owner == "layer" and any(map_name in path for map_name in map_names)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -93,10 +93,10 @@ class ScheduledOptimizer(abc.ABC):
 
     def _by_rate(self, named: Mapping[str, nn.Parameter]) -> dict[bool, list[nn.Parameter]]:
         """Whether they are label maps with a rate of their own -> parameters."""
-        found: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+        by_rate: dict[bool, list[nn.Parameter]] = {False: [], True: []}
         for name, p in named.items():
-            found[self.maps_differ and is_label_map(name)].append(p)
-        return {maps: parameters for maps, parameters in found.items() if parameters}
+            by_rate[self.maps_differ and is_label_map(name)].append(p)
+        return {maps: parameters for maps, parameters in by_rate.items() if parameters}
 
     def groups(
         self, named: Mapping[str, nn.Parameter], decays: bool = True
@@ -128,11 +128,11 @@ class ScheduledOptimizer(abc.ABC):
         self.current_lr = self.rate(progress)
         rate = self.current_lr * sampled_length / bptt
         for group in self.optimizer.param_groups:
-            own = rate * self.map_lr_scale if "maps" in group else rate
+            lr = rate * self.map_lr_scale if "maps" in group else rate
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(own)  # where a captured step reads it
+                group["lr"].fill_(lr)  # where a captured step reads it
             else:
-                group["lr"] = own
+                group["lr"] = lr
         if self._late is not None:
             self._late.prepare_step()
 
@@ -160,9 +160,9 @@ class ScheduledOptimizer(abc.ABC):
     def mark_replayed(self) -> None:
         """Count a replayed ``apply_step`` as a change of the tensors: torch did not see it."""
         state = self.optimizer.state
-        values = [each for entries in state.values() for each in entries.values()]
+        values = [value for entries in state.values() for value in entries.values()]
         increment_version(
-            [*self.parameters.values(), *(each for each in values if isinstance(each, Tensor))]
+            [*self.parameters.values(), *(value for value in values if isinstance(value, Tensor))]
         )
         if self._late is not None:
             increment_version(self._late.values)
@@ -204,18 +204,18 @@ class ScheduledOptimizer(abc.ABC):
         """Tensors of the torch optimizer and averages as ``<parameter>/<key>``, and numbers that
         JSON holds exactly; ``split_tensors`` separates them."""
         state = self.optimizer.state
-        found: dict[str, Any] = {"optimizer": {}}
+        saved: dict[str, Any] = {"optimizer": {}}
         for name, p in self.parameters.items():
-            tensors, found["optimizer"][name] = split_tensors(state.get(p, {}))
-            found |= {f"{name}/{key}": value for key, value in tensors.items()}
+            tensors, saved["optimizer"][name] = split_tensors(state.get(p, {}))
+            saved |= {f"{name}/{key}": value for key, value in tensors.items()}
         if self._late is not None:
             means = zip(self.parameters, self._late.values, strict=True)
-            found |= {f"{name}/{MEAN}": value for name, value in means}
+            saved |= {f"{name}/{MEAN}": value for name, value in means}
         if self.late_average is not None:
-            found["averaged"] = self.late_average.count
+            saved["averaged"] = self.late_average.count
             if self.late_average.patience is not None:
-                found["validations"] = [self.late_average.best, self.late_average.stale]
-        return found
+                saved["validations"] = [self.late_average.best, self.late_average.stale]
+        return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load a ``state_dict``."""
@@ -224,8 +224,8 @@ class ScheduledOptimizer(abc.ABC):
             state.pop(MEAN, None)
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    whole = value.to(p.device)
-                    state[key] = sharded_as(p, whole) if whole.dim() else whole
+                    tensor = value.to(p.device)
+                    state[key] = sharded_as(p, tensor) if tensor.dim() else tensor
             if state:
                 self.optimizer.state[p] = state
         if self.late_average is not None and self.late_average.patience is not None:
@@ -260,8 +260,8 @@ class RunScheduled(ScheduledOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = get_args(get_type_hints(type(self))["schedule"])
-        self.check("schedule", self.schedule in known, f"one of {', '.join(known)}")
+        schedules = get_args(get_type_hints(type(self))["schedule"])
+        self.check("schedule", self.schedule in schedules, f"one of {', '.join(schedules)}")
         self.check("warmup", 0.0 <= self.warmup < 1.0, SHARE_OF_RUN)
         decays = f"{SHARE_OF_RUN} that leaves time to decay after warmup {self.warmup}"
         self.check("hold", 0.0 <= self.hold < 1.0 - self.warmup, decays)

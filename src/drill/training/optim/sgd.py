@@ -42,14 +42,14 @@ class FusedSgd(ScheduledOptimizer):
         self._fused = self._blocker is None
         groups = len(self.optimizer.param_groups)
         # Of each group: rate and share of the average.
-        self._numbers = torch.zeros((groups, 2), dtype=torch.float32, device=trained[0].device)
+        self._lr_and_share = torch.zeros((groups, 2), dtype=torch.float32, device=trained[0].device)
         if trained[0].is_cuda and not self._fused:
             logger.info("SGD: torch's optimizer instead of one pass: %s", self._blocker)
 
     def step(self, sampled_length: int, bptt: int, progress: float) -> None:
-        before, self._fused = self._fused, self._fused and self.replay_blocker() is None
+        fused, self._fused = self._fused, self._fused and self.replay_blocker() is None
         super().step(sampled_length, bptt, progress)
-        self._fused = before
+        self._fused = fused
 
     def replay_blocker(self) -> str | None:
         without = [name for name, p in self.parameters.items() if p.grad is None]
@@ -64,13 +64,13 @@ class FusedSgd(ScheduledOptimizer):
         if not self._fused:
             return
         if isinstance(self.optimizer, AveragedSgd):
-            numbers = self.optimizer.advance()
+            rates_and_shares = self.optimizer.advance()
         else:
             share = 0.0 if self._late is None else self._late.share()
-            numbers = [(group["lr"], share) for group in self.optimizer.param_groups]
-        for own, (rate, share) in zip(self._numbers, numbers, strict=True):
-            own[0].fill_(rate)
-            own[1].fill_(share)
+            rates_and_shares = [(group["lr"], share) for group in self.optimizer.param_groups]
+        for row, (rate, share) in zip(self._lr_and_share, rates_and_shares, strict=True):
+            row[0].fill_(rate)
+            row[1].fill_(share)
 
     def apply_step(self) -> None:
         if not self._fused:
@@ -82,10 +82,10 @@ class FusedSgd(ScheduledOptimizer):
                 group["params"],
                 [p.grad for p in group["params"] if p.grad is not None],
                 [averages[p] for p in group["params"]] if averages else None,
-                numbers,
+                lr_and_share,
                 group["weight_decay"],
             )
-            for group, numbers in zip(optimizer.param_groups, self._numbers, strict=True)
+            for group, lr_and_share in zip(optimizer.param_groups, self._lr_and_share, strict=True)
         ]
         for group in groups:  # label maps with a rate of their own are clipped by themselves
             sgd_step.sgd_step([group], clip=self.max_grad_norm)
@@ -100,8 +100,8 @@ class Sgd(FusedSgd, RunScheduled):
     """w <- w - lr (g + weight_decay w), g clipped; with a schedule and an average of late weights.
 
     Args:
-        lr_decay: after ``lr_decay_after`` epochs the rate of each is divided by it once more.
-        lr_decay_after: epochs.
+        lr_decay: from then on each epoch divides the rate by it once more.
+        lr_decay_after: epochs at the full rate.
 
     Other arguments are those of ``RunScheduled`` and ``ScheduledOptimizer``.
     """
@@ -146,14 +146,14 @@ class Asgd(FusedSgd):
 
 @dataclass(eq=False, kw_only=True)
 class NtAsgd(FusedSgd):
-    """SGD until validation stops to improve, averaged SGD from then on; for AWD-LSTM language
+    """SGD until validation stops improving, averaged SGD from then on; for AWD-LSTM language
     models.
 
     The switch comes after the epoch that is worse than the best one before the last ``patience``
     (``NonMonotonicTrigger``). It is never taken back.
 
     Args:
-        patience: epochs.
+        patience: of ``NonMonotonicTrigger``, in epochs.
 
     Other arguments are those of ``ScheduledOptimizer``.
     """

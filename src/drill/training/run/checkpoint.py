@@ -28,19 +28,19 @@ def save(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) 
     """Write ``path`` atomically. Equal tensors and numbers make equal files, byte for byte."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     checksums = {name: _checksum(tensor) for name, tensor in plain.items()}
-    note = {"format": FORMAT, "checksums": checksums, "numbers": numbers}
-    note["checksum"] = _note_checksum(checksums, numbers)
+    header = {"format": FORMAT, "checksums": checksums, "numbers": numbers}
+    header["checksum"] = _header_checksum(checksums, numbers)
     # One entry of metadata: the library writes several in a random order.
-    atomic_write(path, safetensors.torch.save(plain, {"drill": json.dumps(note)}))
+    atomic_write(path, safetensors.torch.save(plain, {"drill": json.dumps(header)}))
 
 
 def load(path: Path, hint: str = HINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and numbers that ``save`` wrote; CheckpointError with a hint for anything else."""
-    tensors, numbers, wanted = _read(path, hint, tensors=True)
-    found = {name: _checksum(tensor) for name, tensor in tensors.items()}
-    wrong = sorted({name for name, _ in found.items() ^ wanted.items()})
-    if wrong:
-        raise _damaged(path, f"wrong checksum of {_some(wrong)}", hint)
+    tensors, numbers, saved = _read(path, hint, tensors=True)
+    checksums = {name: _checksum(tensor) for name, tensor in tensors.items()}
+    damaged = sorted({name for name, _ in checksums.items() ^ saved.items()})
+    if damaged:
+        raise _damaged(path, f"wrong checksum of {_some(damaged)}", hint)
     return tensors, numbers
 
 
@@ -61,18 +61,18 @@ def load_into(model: nn.Module, path: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def copy_into(model: nn.Module, found: Mapping[str, Tensor], origin: str) -> None:
+def copy_into(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
     """Copy weights by name; CheckpointError about ``origin`` if one does not fit."""
-    wanted = dict(model.named_parameters())
-    shapes = [{name: _shape(tensor) for name, tensor in each.items()} for each in (wanted, found)]
-    wrong = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
-    if wrong:
+    parameters = dict(model.named_parameters())
+    shapes = [{n: _shape(t) for n, t in side.items()} for side in (parameters, tensors)]
+    misfits = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+    if misfits:
         raise CheckpointError(
-            f"{origin}: does not fit the model (other names or shapes: {_some(wrong)}); use the "
+            f"{origin}: does not fit the model (other names or shapes: {_some(misfits)}); use the "
             "recipe and the vocabulary it was trained with"
         )
-    for name, parameter in wanted.items():
-        parameter.copy_(sharded_as(parameter, found[name]))
+    for name, parameter in parameters.items():
+        parameter.copy_(sharded_as(parameter, tensors[name]))
 
 
 def _shape(tensor: Tensor) -> str:
@@ -99,9 +99,9 @@ def _read(
         with safe_open(path, framework="pt", device="cpu") as file:
             text = file.metadata()["drill"]
             names = list(file.keys()) if tensors else []
-            found = {name: file.get_tensor(name) for name in names}
-        note = json.loads(text)
-        layout, numbers, wanted = note["format"], note["numbers"], note["checksums"]
+            loaded = {name: file.get_tensor(name) for name in names}
+        header = json.loads(text)
+        layout, numbers, checksums = header["format"], header["numbers"], header["checksums"]
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}", hint) from None
     if layout != FORMAT:
@@ -109,9 +109,9 @@ def _read(
             f"{path}: has format {layout}, this version of drill reads {FORMAT}; use the version "
             "that wrote it"
         )
-    if note.get("checksum") != _note_checksum(wanted, numbers):
+    if header.get("checksum") != _header_checksum(checksums, numbers):
         raise _damaged(path, "wrong checksum of its numbers", hint)
-    return found, numbers, wanted
+    return loaded, numbers, checksums
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -120,7 +120,7 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(values, zlib.crc32(_shape(tensor).encode()))
 
 
-def _note_checksum(checksums: Mapping[str, int], numbers: Mapping[str, Any]) -> int:
+def _header_checksum(checksums: Mapping[str, int], numbers: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps([checksums, numbers]).encode())
 
 
@@ -134,13 +134,13 @@ def _some(names: list[str]) -> str:
 
 def copied(model: nn.Module, first: bool = True) -> dict[str, Tensor]:
     """A copy of the weights in the ``first`` process; of a sharded model all of them call it."""
-    found = {}
+    weights = {}
     for name, p in model.named_parameters():
         weight = p.detach()
         gathered = full_tensor(weight)
         if first:
-            found[name] = weight.clone() if gathered is weight else gathered
-    return found
+            weights[name] = weight.clone() if gathered is weight else gathered
+    return weights
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

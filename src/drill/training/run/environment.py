@@ -53,7 +53,7 @@ def record_start(start: Start, settings: Settings) -> None:
     if device.type == "cuda":
         training_log.info("training on %s: %s", device, "; ".join(used))
     precision = resolve_precision(settings.training["precision"], device)
-    now = {
+    this_start = {
         "drill": __version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -68,12 +68,12 @@ def record_start(start: Start, settings: Settings) -> None:
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "kernels": used,
     }
-    more = start.environment | {
+    extra = start.environment | {
         "seed": settings.training["seed"],
         "parameters": model.parameter_count(),
         "vocabulary_size": model.layer.vocabulary_size,
     }
-    environment = _environment(run, now, more)
+    environment = _environment(run, this_start, extra)
 
     def describe() -> None:
         start.save()
@@ -83,15 +83,15 @@ def record_start(start: Start, settings: Settings) -> None:
     run.before_first_write(describe)
 
 
-def _environment(run: RunFolder, start: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """The content of environment.json: ``more`` is for a run that starts, not for a resume."""
-    before = run.read_environment() if run.last.exists() or run.best.exists() else None
-    if before is None:
-        return {**start, **more}
+def _environment(run: RunFolder, start: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """The content of environment.json; a new run has ``extra`` too, a resume does not."""
+    environment = run.read_environment() if run.last.exists() or run.best.exists() else None
+    if environment is None:
+        return {**start, **extra}
     step = run.last_numbers()["step"] if run.last.exists() else 0
     # An earlier resume from this step was killed before it saved anything.
-    saved = [each for each in before.get("resumed", []) if each.get("from_step") != step]
-    return {**before, "resumed": [*saved, {**start, "from_step": step}]}
+    resumes = [entry for entry in environment.get("resumed", []) if entry.get("from_step") != step]
+    return {**environment, "resumed": [*resumes, {**start, "from_step": step}]}
 
 
 def commit() -> str | None:
@@ -101,17 +101,17 @@ def commit() -> str | None:
     """
     if "DRILL_COMMIT" in os.environ:
         return os.environ["DRILL_COMMIT"]
-    here = str(Path(__file__).parents[2])  # the whole package
+    package = str(Path(__file__).parents[2])
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", here, *words], capture_output=True, text=True, check=True
+        result = subprocess.run(
+            ["git", "-C", package, *words], capture_output=True, text=True, check=True
         )
-        return done.stdout.strip()
+        return result.stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", __file__)  # else a user's repository around an install
         name = git("rev-parse", "--short", "HEAD")
-        return name + ("+" if git("status", "--porcelain", "--untracked-files=no", here) else "")
+        return name + ("+" if git("status", "--porcelain", "--untracked-files=no", package) else "")
     except (OSError, subprocess.CalledProcessError):
         return None

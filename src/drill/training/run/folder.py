@@ -64,7 +64,7 @@ class RunFolder:
         has no lock file afterwards, and one that was made here is removed.
         """
         lock = self.path / ".lock"
-        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        new_folders = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         with lock.open("ab") as stream:
             if not _lock(stream.fileno()):
@@ -80,7 +80,7 @@ class RunFolder:
                 if not self.has_trained():
                     with contextlib.suppress(OSError):  # a folder with other files stays
                         lock.unlink()
-                        for path in made:
+                        for path in new_folders:
                             path.rmdir()
 
     def before_first_write(self, write: Callable[[], None]) -> None:
@@ -102,8 +102,8 @@ class RunFolder:
     def check_run(self, otherwise: str = A_RUN) -> None:
         """Raise RunFolderError for a folder without a run."""
         if not self.recipe.exists():
-            near = nearest_run(self.path, otherwise)
-            raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){near}")
+            hint = nearest_run(self.path, otherwise)
+            raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){hint}")
 
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
@@ -121,18 +121,18 @@ class RunFolder:
     def working_folder(self) -> str | None:
         """Where the run was trained last; None if environment.json does not say."""
         environment = self.read_environment() or {}
-        found: str | None = [environment, *environment.get("resumed", [])][-1].get("working_folder")
-        return found
+        path: str | None = [environment, *environment.get("resumed", [])][-1].get("working_folder")
+        return path
 
     def read_environment(self) -> dict[str, Any] | None:
         """environment.json: where the run was trained. None if there is none."""
         if not self.environment.exists():
             return None
         with readable(self.environment, "restore it from a copy, or remove it"):
-            found: dict[str, Any] = json.loads(self.environment.read_bytes())
-            if not all(isinstance(each, dict) for each in found.get("resumed", [])):
+            environment: dict[str, Any] = json.loads(self.environment.read_bytes())
+            if not all(isinstance(entry, dict) for entry in environment.get("resumed", [])):
                 raise TypeError("resumed is no list of objects")
-            return found
+            return environment
 
     # -- metrics ----------------------------------------------------------------------------------
 
@@ -192,11 +192,11 @@ class RunFolder:
             self._tensorboard = _tensorboard_writer(self.path / "tensorboard")
             rows = self.rows()
         if self._tensorboard is not False:
-            for each in rows:
-                step = each.get("step", each["epoch"])  # an epoch may have several validations
-                for key, value in each.items():
+            for row in rows:
+                step = row.get("step", row["epoch"])  # an epoch may have several validations
+                for key, value in row.items():
                     if isinstance(value, float) and key != "elapsed":
-                        self._tensorboard.add_scalar(f"{each['kind']}/{key}", value, step)
+                        self._tensorboard.add_scalar(f"{row['kind']}/{key}", value, step)
             self._tensorboard.flush()
 
     # -- weights ----------------------------------------------------------------------------------
@@ -275,8 +275,8 @@ def _tensorboard_writer(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return False
-    for old in folder.glob("events.out.tfevents.*"):
-        old.unlink()
+    for events in folder.glob("events.out.tfevents.*"):
+        events.unlink()
     return SummaryWriter(str(folder))
 
 

@@ -34,8 +34,8 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
     run = RunFolder(folder)
     run.check_run("name a run folder to resume, or a recipe: `drill recipes` lists them")
     settings = recipe(str(run.recipe), changes)
-    found = with_text(settings, run)
-    return settings if located(settings) == found else found
+    absolute = with_text(settings, run)
+    return settings if located(settings) == absolute else absolute
 
 
 def check_resume(settings: Settings, run: RunFolder) -> bool:
@@ -46,8 +46,8 @@ def check_resume(settings: Settings, run: RunFolder) -> bool:
     begun = run.last.exists() or run.best.exists()
     if not begun or not run.recipe.exists():
         return begun
-    own = read_settings(run.recipe)
-    changes = located(own, run).differences(located(settings))
+    saved = read_settings(run.recipe)
+    changes = located(saved, run).differences(located(settings))
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise RunFolderError(
@@ -55,11 +55,11 @@ def check_resume(settings: Settings, run: RunFolder) -> bool:
             f"resume it by drill train {run.path}, give this one another --name, or remove the "
             "folder"
         )
-    _check_limits(settings, own, run)
+    _check_limits(settings, saved, run)
     return True
 
 
-def _check_limits(settings: Settings, own: Settings, run: RunFolder) -> None:
+def _check_limits(settings: Settings, saved: Settings, run: RunFolder) -> None:
     """Raise if a finished run would be overwritten, or a longer run ended by a lower limit.
 
     A run that has ended only returns its result, so a lower limit is no error then.
@@ -74,8 +74,8 @@ def _check_limits(settings: Settings, own: Settings, run: RunFolder) -> None:
     if has_ended(run, settings):
         return
     for limit, used in _used(run)[0].items():
-        asked, before = settings.training[limit], own.training[limit]
-        if asked is not None and used > asked and (before is None or before > asked):
+        new, old = settings.training[limit], saved.training[limit]
+        if new is not None and used > new and (old is None or old > new):
             raise RunFolderError(
                 f"{run.path}: has already used {used:g} {limit.removeprefix('max_')}; set "
                 f"training.{limit} above that to resume, or give this one another --name"
@@ -105,7 +105,7 @@ def located(settings: Settings, run: RunFolder | None = None) -> Settings:
     folders = [None if run is None else run.working_folder(), "."]
 
     def absolute(path: str) -> str:
-        paths = [os.path.abspath(Path(each, path)) for each in folders if each is not None]
+        paths = [os.path.abspath(Path(folder, path)) for folder in folders if folder is not None]
         return next(filter(os.path.exists, paths), paths[0])
 
     if settings.init_from is not None:
@@ -118,11 +118,11 @@ def located(settings: Settings, run: RunFolder | None = None) -> Settings:
 
 def with_text(settings: Settings, run: RunFolder) -> Settings:
     """``located`` settings of a run; DataError if its text is gone."""
-    found = located(settings, run)
-    corpus = found.data["corpus"]
+    absolute = located(settings, run)
+    corpus = absolute.data["corpus"]
     if corpus not in CORPUS_NAMES[settings.task] and not Path(corpus).exists():
         raise DataError(
             f"{run.path}: the text it was trained on is gone from {corpus}; put it back, or go to "
             f"the folder in which it is {settings.data['corpus']}"
         )
-    return found
+    return absolute

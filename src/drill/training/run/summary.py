@@ -36,8 +36,8 @@ def sizes(settings: Settings, start: Start) -> str:
         f"  {model.parameter_count():,} parameters, {own_parameters(model.layer):,} of them the "
         f"layer's own; {settings.data['corpus']}: {start.size}"
     )
-    lines = () if has_ended(start.task.run, settings) else start.remarks
-    return "\n".join([line, *(each for each in lines if each is not None)])
+    remarks = () if has_ended(start.task.run, settings) else start.remarks
+    return "\n".join([line, *(remark for remark in remarks if remark is not None)])
 
 
 def share_of_unknown(corpus: Corpus, vocabulary: Vocabulary, ids: Ids) -> str | None:
@@ -55,13 +55,13 @@ def share_of_unknown(corpus: Corpus, vocabulary: Vocabulary, ids: Ids) -> str | 
 
 def few_steps(settings: Settings, tokens: int) -> str | None:
     """A warning if a language model on this many tokens gets only a few steps."""
-    given = settings.training
-    rows = tokens // given["batch_size"]
+    training = settings.training
+    rows = tokens // training["batch_size"]
     if rows < 2:  # an error of its own
         return None
-    epoch = max(1, rows // given["bptt"])  # segments are about bptt long
-    steps = epoch * given["epochs"]
-    if steps >= FEW_STEPS or given["max_steps"] is not None:  # which asks for few
+    epoch = max(1, rows // training["bptt"])  # segments are about bptt long
+    steps = epoch * training["epochs"]
+    if steps >= FEW_STEPS or training["max_steps"] is not None:  # which asks for few
         return None
     enough = -(-FEW_STEPS // epoch)
     return (
