@@ -45,8 +45,8 @@ def described(settings: Settings, vocabulary: Vocabulary) -> Vocabulary:
         return vocabulary
     dictionary = WordNet()
     words = (*vocabulary.words, *vocabulary.held_out)
-    found = {word: text for word in words if (text := dictionary.describe(word)) is not None}
-    return vocabulary.extended([], found)
+    descriptions = {word: text for word in words if (text := dictionary.describe(word)) is not None}
+    return vocabulary.extended([], descriptions)
 
 
 def language_model(
@@ -89,26 +89,24 @@ def dry_run(settings: Settings, begun: bool = False) -> None:
 
 def _check_training(settings: Settings, model: LanguageModel) -> None:
     """Raise ValueError for options that do not fit the model, or each other."""
-    given, encoder = settings.training, model.encoder
+    training, encoder = settings.training, model.encoder
     averages = settings.optimizer.get("average_from") is not None
-    if given["compile"] and not encoder.can_compile:
+    if training["compile"] and not encoder.can_compile:
         raise ValueError(f"compile must be false: {type(encoder).__name__} is not compiled")
     if not encoder.carries_state:
-        most = settings.encoder["context_length"]
-        check_value(
-            given["bptt"] <= most, "bptt", f"at most encoder.context_length {most}", given["bptt"]
-        )
-        if given["state_reset"] != 0.0:
+        longest, bptt = settings.encoder["context_length"], training["bptt"]
+        check_value(bptt <= longest, "bptt", f"at most encoder.context_length {longest}", bptt)
+        if training["state_reset"] != 0.0:
             raise ValueError("state_reset is for encoders that carry a state; leave it at 0")
-    if given["fsdp"]:
+    if training["fsdp"]:
         if encoder.carries_state:
             raise ValueError("fsdp is for encoder.name hf; leave it out")
         for key in ("untie_at", "micro_batch"):
-            if given[key]:
+            if training[key]:
                 raise ValueError(f"fsdp and {key} exclude each other")
         if settings.optimizer[NAME] not in ("adamw", "muon") or averages:
             raise ValueError("fsdp is for optimizer.name adamw or muon, without average_from")
-    if given["untie_at"] is not None:
+    if training["untie_at"] is not None:
         check_untie(model.layer)
         if averages:
             raise ValueError("untie_at and optimizer.average_from exclude each other")
@@ -120,12 +118,12 @@ def _model(
     counts: Callable[[], list[int]],
 ) -> LanguageModel:
     encoder = {key: value for key, value in settings.encoder.items() if key != "embedding_dim"}
-    kind = ENCODERS[encoder.pop(NAME)]
+    encoder_class = ENCODERS[encoder.pop(NAME)]
     with model_errors(settings):
         with argument_errors("encoder", encoder):
-            built = kind(embedding, **encoder)
-        layer = build_layer(settings.layer, embedding, built.output_widths, counts)
-        return LanguageModel(built, layer)
+            encoder_module = encoder_class(embedding, **encoder)
+        layer = build_layer(settings.layer, embedding, encoder_module.output_widths, counts)
+        return LanguageModel(encoder_module, layer)
 
 
 def finetune_settings(run: Path | str) -> Settings:

@@ -61,7 +61,7 @@ def generate(
     check_sampling("generate", temperature, top_k, top_p, seed)
     check_integer("generate", "max_new_tokens", max_new_tokens)
     seeds = np.random.SeedSequence(seed).spawn(check_integer("generate", "samples", samples))
-    generators = [np.random.default_rng(each) for each in seeds]
+    generators = [np.random.default_rng(s) for s in seeds]
     if EOS in prompt.split():
         raise ValueError(
             f"generate: the prompt must not have the word {EOS}, which marks the end of a line; "
@@ -93,9 +93,9 @@ def generate(
                         encoded = model.encoder(part, state)
                         state = encoded.state
                     scores = log_probs(encoded.output[-1]).double().cpu()
-                new = sampled(scores)
-                ids = torch.tensor([new])
-                first, *others = (write(each) for write, each in zip(writers, new, strict=True))
+                new_ids = sampled(scores)
+                ids = torch.tensor([new_ids])
+                first, *others = (write(i) for write, i in zip(writers, new_ids, strict=True))
                 for written, piece in zip(later, others, strict=True):
                     written.append(piece)
                 yield first
@@ -112,6 +112,6 @@ def _scorer(layer: OutputLayer, stack: ExitStack) -> Callable[[Tensor], Tensor]:
     if matrix is not None:
         head, context = matrix.fold(), matrix.context
         return lambda hidden: head_log_probs(context(hidden), head.weight, head.bias)
-    own = copy.deepcopy(layer).eval()
-    stack.enter_context(own.cached_labels())
-    return own.log_probs
+    frozen = copy.deepcopy(layer).eval()
+    stack.enter_context(frozen.cached_labels())
+    return frozen.log_probs

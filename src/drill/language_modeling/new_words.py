@@ -44,8 +44,8 @@ def add_words_to_model(
         dictionary = WordNet()
         missing = {word: dictionary.describe(word) for word in words if word not in entries}
         entries |= {word: text for word, text in missing.items() if text is not None}
-    found, extended_vocabulary = extend_model(model, vocabulary, labels, [*words], entries)
-    source = found.encoder.embedding
+    extended, extended_vocabulary = extend_model(model, vocabulary, labels, [*words], entries)
+    source = extended.encoder.embedding
     assert isinstance(source, FeatureBags)
     for word, features in zip(words, source.starts[len(vocabulary) :].diff(), strict=True):
         if features == 0:
@@ -53,7 +53,7 @@ def add_words_to_model(
                 f"{word!r} has nothing in common with the words of training by which vectors are "
                 f"made ({labels['source']})"
             )
-    return found, extended_vocabulary
+    return extended, extended_vocabulary
 
 
 def extend_model(

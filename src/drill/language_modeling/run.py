@@ -118,10 +118,10 @@ class LanguageModelRun:
         return self._evaluated(calibration, ids, batch_size=batch_size)
 
     def _evaluated(self, evaluate: Callable[..., Result], ids: Text, **options: Any) -> Result:
-        given = self.settings.training
+        training = self.settings.training
         device = next(self.model.parameters()).device
-        with matmul_precision(given["precision"], device) as autocast:
-            return evaluate(self.model, ids, bptt=given["bptt"], autocast=autocast, **options)
+        with matmul_precision(training["precision"], device) as autocast:
+            return evaluate(self.model, ids, bptt=training["bptt"], autocast=autocast, **options)
 
     def generate(self, prompt: str = "", *, max_new_tokens: int = 100, **options: Any) -> str:
         """Continue a text.
@@ -223,15 +223,15 @@ def start_language_model(
     if earlier is None:
         vocabulary = described(settings, vocabulary)
     else:
-        known = load_vocabulary(earlier.vocabulary)  # with the descriptions it was trained with
-        if known != vocabulary:
+        saved = load_vocabulary(earlier.vocabulary)  # with the descriptions it was trained with
+        if saved != vocabulary:
             other = "set init_from to a run of this corpus, or leave it out"
             hint = "the text has changed: train under another name" if begun else other
             raise DataError(
                 f"{earlier.path}: was trained with another vocabulary than that of "
                 f"{settings.data['corpus']}; {hint}"
             )
-        vocabulary = known
+        vocabulary = saved
     torch.manual_seed(settings.training["seed"])
     model = language_model(settings, vocabulary, device)
     if start is not None and not run.last.exists():

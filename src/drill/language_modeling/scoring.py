@@ -101,10 +101,10 @@ def score(
             # A block is complete before its first line is yielded: the caller may use the model.
             log_probs = _log_probs(model, block, state)
             for line in block:
-                found = log_probs[line.number]
-                check_nan(f"score: line {line.number}", torch.tensor(found))
+                line_log_probs = log_probs[line.number]
+                check_nan(f"score: line {line.number}", torch.tensor(line_log_probs))
                 unknown = tuple(vocabulary.unknown_words(line.text))
-                yield Scored(line.text, vocabulary.split(line.text), found, unknown)
+                yield Scored(line.text, vocabulary.split(line.text), line_log_probs, unknown)
 
     return scored()
 
@@ -178,13 +178,13 @@ def _log_probs(
     model: LanguageModel, block: list[Line], start: State
 ) -> dict[int, tuple[float, ...]]:
     """log p of every token of every line, by the number of the line."""
-    found: dict[int, tuple[float, ...]] = {}
+    by_number: dict[int, tuple[float, ...]] = {}
     with evaluating(model), model.layer.cached_labels():
         for batch in _batches(block):
             losses = _batch_losses(model, batch, start)
             for line, column in zip(batch, losses.t().tolist(), strict=True):
-                found[line.number] = tuple(-loss for loss in column[: line.tokens])
-    return found
+                by_number[line.number] = tuple(-loss for loss in column[: line.tokens])
+    return by_number
 
 
 def _batch_losses(model: LanguageModel, batch: list[Line], start: State) -> Tensor:
@@ -196,19 +196,19 @@ def _batch_losses(model: LanguageModel, batch: list[Line], start: State) -> Tens
     device = next(model.parameters()).device
     state = expand_state(start, len(batch))
     rows = max(1, TOKENS_PER_BATCH // len(batch))
-    found = []
-    for part, wanted in zip(inputs.split(rows), targets.split(rows), strict=True):
+    losses = []
+    for part, labels in zip(inputs.split(rows), targets.split(rows), strict=True):
         encoded = model.encoder(part.to(device), state)
         state = encoded.state
         loss = model.layer.nll(
             encoded.output,
-            wanted.to(device),
+            labels.to(device),
             reduction="none",
             ignore_index=IGNORE_INDEX,
             check=False,
         )
-        found.append(loss.cpu())
-    return torch.cat(found)
+        losses.append(loss.cpu())
+    return torch.cat(losses)
 
 
 # -- the state in which a line starts ------------------------------------------------------------
@@ -229,24 +229,24 @@ def line_start(name: str, model: LanguageModel, end: int) -> State:
     if not model.encoder.carries_state:
         return model.encoder.reading_state(1)
     device = next(model.parameters()).device
-    dice = np.random.default_rng(0).random((LONGEST, LINES))
+    numbers = np.random.default_rng(0).random((LONGEST, LINES))
     read = torch.full((1, LINES), end, device=device)
     state = model.initial_state(LINES)
     writing = torch.ones(LINES, dtype=torch.bool)
     with evaluating(model), model.layer.cached_labels():
-        for thrown in dice:
+        for u in numbers:
             encoded = model.encoder(read, state)
-            going = writing.to(device)[:, None]
+            active = writing.to(device)[:, None]
             state = map_state(
-                lambda new, old, going=going: torch.where(going, new, old), encoded.state, state
+                lambda new, old, active=active: torch.where(active, new, old), encoded.state, state
             )
-            found = model.layer.log_probs(encoded.output[-1])
-            check_nan(name, found)
-            drawn = draw(found.double().cpu(), torch.from_numpy(thrown))
-            writing &= drawn != end
+            log_probs = model.layer.log_probs(encoded.output[-1])
+            check_nan(name, log_probs)
+            words = draw(log_probs.double().cpu(), torch.from_numpy(u))
+            writing &= words != end
             if not writing.any():
                 break
-            read = drawn[None].to(device)
+            read = words[None].to(device)
     return map_state(lambda part: part.mean(-2, keepdim=True), state)
 
 

@@ -124,11 +124,11 @@ class Steps:
         # DDP reduces gradients during backward; those of shared labels would come after that.
         with nullcontext() if ddp else model.layer.shared_labels():
             for start in range(0, batch, micro_batch):
-                own = slice(start, min(batch, start + micro_batch))
-                share = (own.stop - own.start) / batch
-                carried = hidden and map_state(lambda x, own=own: x[:, own].contiguous(), hidden)
-                with ddp.no_sync() if ddp and own.stop < batch else nullcontext():
-                    loss = trained(inputs[:, own], targets[:, own], carried, **self.options)
+                part = slice(start, min(batch, start + micro_batch))
+                share = (part.stop - part.start) / batch
+                carried = hidden and map_state(lambda x, part=part: x[:, part].contiguous(), hidden)
+                with ddp.no_sync() if ddp and part.stop < batch else nullcontext():
+                    loss = trained(inputs[:, part], targets[:, part], carried, **self.options)
                     (loss.total * share).backward()
                 nll = nll + loss.nll * share
                 states.append(loss.state)
@@ -182,11 +182,11 @@ class CapturedSteps(Steps):
 
     def _launch(self, state: LanguageModelState, segment: Segment, progress: float) -> None:
         def step() -> None:
-            found = self.optimizer.replay_blocker()
-            if found is not None and self.blocker is None:
-                self.blocker = found
+            blocker = self.optimizer.replay_blocker()
+            if blocker is not None and self.blocker is None:
+                self.blocker = blocker
                 self.cache.forget()
-                logger.info("training: steps are launched one by one: %s", found)
+                logger.info("training: steps are launched one by one: %s", blocker)
             self.optimizer.step(segment.sampled_length, self.bptt, progress)
 
         self._work(state, segment.length, step)

@@ -73,19 +73,19 @@ class LanguageModelTask(Task):
         self.vocabulary, self.corpus = vocabulary, corpus
         self.token_bytes = None if vocabulary is None else vocabulary.token_bytes
         self.windows = not model.encoder.carries_state
-        whole = batchify(ids.train, options.batch_size, "training.batch_size")
+        streams = batchify(ids.train, options.batch_size, "training.batch_size")
         bptt, most = options.bptt, f"at most the {len(ids.train):,} training tokens"
         check_value(bptt <= len(ids.train), "training.bptt", most, bptt, DataError)
-        if self.windows and len(whole) > bptt:  # all of one length: the rest is left out
-            whole = whole[: (len(whole) - 1) // bptt * bptt + 1]
-        self.data = world.local_batch(whole).to(device)  # (rows, B)
+        if self.windows and len(streams) > bptt:  # all of one length: the rest is left out
+            streams = streams[: (len(streams) - 1) // bptt * bptt + 1]
+        self.data = world.local_batch(streams).to(device)  # (rows, B)
         self.in_order = self.data.clone() if options.partial_shuffle else self.data
         valid = batchify(ids.valid, options.valid_batch_size, "training.valid_batch_size")
         self.valid = valid.to(device)
         # A text that is too short is an error now, not after training.
         self.test_text = batchify(ids.test, options.test_batch_size, "training.test_batch_size")
-        more = device.type == "cuda" and not self.windows
-        self.read_at_once = max(bptt, READ_AT_ONCE) if more else bptt
+        large = device.type == "cuda" and not self.windows
+        self.read_at_once = max(bptt, READ_AT_ONCE) if large else bptt
         length_seed = options.seed if options.length_seed is None else options.length_seed
         self.state = LanguageModelState(
             **self.initial_state(),
@@ -106,10 +106,10 @@ class LanguageModelTask(Task):
     def kernels(self, autocast: torch.dtype | None) -> list[str]:
         super().setup()  # what the optimizer can do depends on what it changes
         with autocast_to(self.device, autocast):
-            parts = self.model.kernel_summary(self.data.shape[1], self.options.bptt)
+            kernels = self.model.kernel_summary(self.data.shape[1], self.options.bptt)
         blocker = self._capture_blocker()
         steps = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
-        return [*parts, f"steps {steps}"]
+        return [*kernels, f"steps {steps}"]
 
     def _capture_blocker(self) -> str | None:
         graphs, micro_batch = self.options.cuda_graphs, self.options.micro_batch
@@ -123,8 +123,8 @@ class LanguageModelTask(Task):
 
     def _prepare_steps(self) -> None:
         options = self.options
-        kind: type[Steps] = Steps if self._capture_blocker() else CapturedSteps
-        self._step = kind(
+        steps_class: type[Steps] = Steps if self._capture_blocker() else CapturedSteps
+        self._step = steps_class(
             data_parallel(self.model, self.world),
             self.data,
             self.optimizer,
@@ -137,8 +137,8 @@ class LanguageModelTask(Task):
     def batches(self) -> Iterator[Segment]:
         state, rows = self.state, self.data.shape[0]
         if self.options.partial_shuffle:  # in place: steps read the text where it is
-            drawn = rotations(self.options.seed, state.epoch, rows, self.options.batch_size)
-            self.data.copy_(rotated(self.in_order, self.world.local_batch(drawn)))
+            offsets = rotations(self.options.seed, state.epoch, rows, self.options.batch_size)
+            self.data.copy_(rotated(self.in_order, self.world.local_batch(offsets)))
         fixed = self.windows or not self.options.random_lengths
         lengths = repeat(self.options.bptt) if fixed else state.lengths
         yield from training_segments(rows, lengths, state.position)
@@ -174,8 +174,8 @@ class LanguageModelTask(Task):
 
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after step {self.state.step}"):
-            found, *_ = self._evaluated(self.valid, progress=watch("validation"))
-        return found, {}
+            score, *_ = self._evaluated(self.valid, progress=watch("validation"))
+        return score, {}
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
         load_into(self.model, self.run.best)
@@ -186,7 +186,7 @@ class LanguageModelTask(Task):
         row = {"kind": "test", "epoch": self.state.best_epoch}
         row |= valid.row("valid") | test.row("test")
         if self.vocabulary is not None:
-            losses, targets = (each.flatten() for each in tokens)
+            losses, targets = (values.flatten() for values in tokens)
             bands = vocabulary_bands(losses, targets, self.vocabulary, self.corpus)
             row["test_bands"] = [asdict(band) for band in bands]
         if self.world.is_main:
@@ -202,4 +202,4 @@ class LanguageModelTask(Task):
 
 def text_checksum(ids: Ids) -> int:
     """A number for all splits together, which the checkpoint has."""
-    return reduce(lambda found, split: zlib.crc32(split.tobytes(), found), ids, 0)
+    return reduce(lambda checksum, split: zlib.crc32(split.tobytes(), checksum), ids, 0)

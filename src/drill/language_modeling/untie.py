@@ -23,9 +23,9 @@ def untied(layer: OutputLayer) -> FullSoftmax:
     """A layer with the same logits and a matrix of its own."""
     check_untie(layer)
     head = layer.fold()
-    own = FullSoftmax(head.out_features, head.in_features, bias=head.bias is not None)
-    own = own.to(head.weight).train(layer.training)
-    own.label_weight.copy_(head.weight)
-    if own.bias is not None:
-        own.bias.copy_(head.bias)
-    return own
+    free = FullSoftmax(head.out_features, head.in_features, bias=head.bias is not None)
+    free = free.to(head.weight).train(layer.training)
+    free.label_weight.copy_(head.weight)
+    if free.bias is not None:
+        free.bias.copy_(head.bias)
+    return free

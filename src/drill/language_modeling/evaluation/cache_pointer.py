@@ -162,14 +162,14 @@ def pointer_log_probs(
     t = torch.arange(cached, len(y), device=y.device)[:, None]
     j = torch.arange(len(y), device=y.device)
     outside = (j >= t) | (j < t - window)  # (K - cached, K)
-    other = outside | (y != y[cached:, None])
+    no_match = outside | (y != y[cached:, None])
     scores = h[cached:] @ h.t()
-    found = []
+    log_probs = []
     for theta in thetas:
         scaled = theta * scores
-        whole = scaled.masked_fill(outside, -torch.inf).logsumexp(dim=1)
-        found.append(scaled.masked_fill(other, -torch.inf).logsumexp(dim=1) - whole)
-    return torch.stack(found)
+        log_total = scaled.masked_fill(outside, -torch.inf).logsumexp(dim=1)
+        log_probs.append(scaled.masked_fill(no_match, -torch.inf).logsumexp(dim=1) - log_total)
+    return torch.stack(log_probs)
 
 
 def block_length(window: int) -> int:
@@ -181,10 +181,10 @@ def block_length(window: int) -> int:
 def _mixed(vocabulary: Tensor, pointer: Tensor, lambda_: float) -> Tensor:
     """-log p of every token, (M,) in float64; the first has an empty cache."""
     share = torch.tensor(lambda_, dtype=torch.float64, device=vocabulary.device)
-    own = -vocabulary.double()
-    both = torch.logaddexp(share.log() + pointer.double(), (-share).log1p() + own)
-    first = torch.arange(len(own), device=own.device) == 0
-    return -torch.where(first, own, both)
+    log_p = -vocabulary.double()
+    mixed = torch.logaddexp(share.log() + pointer.double(), (-share).log1p() + log_p)
+    first = torch.arange(len(log_p), device=log_p.device) == 0
+    return -torch.where(first, log_p, mixed)
 
 
 def check_cache_settings(window: int, thetas: Sequence[float], lambdas: Sequence[float]) -> None:

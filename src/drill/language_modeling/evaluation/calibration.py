@@ -24,8 +24,8 @@ class ReliabilityBin:
     low: float
     high: float
     tokens: int
-    confidence: float  # its mean
-    accuracy: float  # the share whose likeliest token is the right one
+    confidence: float  # mean over the tokens
+    accuracy: float  # the share of tokens whose likeliest token is the right one
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,26 @@ class Calibration:
 
     @property
     def tokens(self) -> int:
-        return sum(each.tokens for each in self.bins)
+        return sum(b.tokens for b in self.bins)
 
     @property
     def ece(self) -> float:
         """Expected calibration error, 0 to 1."""
-        return self._mean([abs(each.accuracy - each.confidence) for each in self.bins])
+        return self._mean([abs(b.accuracy - b.confidence) for b in self.bins])
 
     @property
     def accuracy(self) -> float:
-        return self._mean([each.accuracy for each in self.bins])
+        return self._mean([b.accuracy for b in self.bins])
 
     @property
     def confidence(self) -> float:
-        """Its mean; above ``accuracy`` the model is overconfident."""
-        return self._mean([each.confidence for each in self.bins])
+        """Mean confidence; above ``accuracy`` the model is overconfident."""
+        return self._mean([b.confidence for b in self.bins])
 
     def _mean(self, values: list[float]) -> float:
-        """Over tokens."""
+        """The mean over tokens of ``values``, one for each bin."""
         pairs = zip(self.bins, values, strict=True)
-        return sum(each.tokens * value for each, value in pairs) / self.tokens
+        return sum(b.tokens * value for b, value in pairs) / self.tokens
 
 
 def calibration(

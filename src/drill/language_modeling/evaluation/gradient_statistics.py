@@ -64,11 +64,11 @@ class Statistics:
 
     def check(self, model: LanguageModel) -> None:
         """Raise StaleStatistics unless they belong to ``model`` as it is now."""
-        other = sorted(self.roots.keys() ^ checked_parameters(model).keys())
-        if other or self.weights != weights_fingerprint(model):
-            which = f"parameters ({other[0]})" if other else "weights"
+        differing = sorted(self.roots.keys() ^ checked_parameters(model).keys())
+        if differing or self.weights != weights_fingerprint(model):
+            kind = f"parameters ({differing[0]})" if differing else "weights"
             raise StaleStatistics(
-                f"the gradient statistics belong to other {which} than this model's; gather them "
+                f"the gradient statistics belong to other {kind} than this model's; gather them "
                 "again with gradient_statistics"
             )
 
@@ -122,9 +122,9 @@ def gradient_statistics(
     weights, text = weights_fingerprint(model), f"{text_fingerprint(data)} in {segment_length}s"
     precision = current_precision(data.device)
     if file is not None and Path(file).is_file():
-        found = Statistics.load(file)
-        if (found.weights, found.text, found.precision) == (weights, text, precision):
-            return found
+        saved = Statistics.load(file)
+        if (saved.weights, saved.text, saved.precision) == (weights, text, precision):
+            return saved
     parameters = checked_parameters(model)
     squares = [torch.zeros_like(p) for p in parameters.values()]
 

@@ -33,12 +33,12 @@ class GridSearch:
     @property
     def best(self) -> Cell:
         """The cell of the lowest loss, the first of several."""
-        found = min(self.cells, key=lambda cell: cell.result.loss if cell.result else math.inf)
-        if found.result is None:
+        best = min(self.cells, key=lambda cell: cell.result.loss if cell.result else math.inf)
+        if best.result is None:
             raise FloatingPointError(
                 f"all {len(self.cells)} cells diverged; search among smaller settings"
             )
-        return found
+        return best
 
 
 def run_grid(
@@ -63,18 +63,18 @@ def run_grid(
     cells = []
     for number, point in enumerate(points):
 
-        def here(count: int, _: int, before: int = number * tokens) -> None:
+        def report(count: int, _: int, before: int = number * tokens) -> None:
             if progress is not None:
                 progress(before + count, len(points) * tokens)
 
         name = json.dumps({IN_FILES.get(k, k): value for k, value in sorted(point.items())})
         if name in done:
-            here(tokens, tokens)
-            found = done[name]
-            result = None if found is None else Perplexity(**found)
+            report(tokens, tokens)
+            fields = done[name]
+            result = None if fields is None else Perplexity(**fields)
         else:
             try:
-                result = evaluate(**point, progress=here)
+                result = evaluate(**point, progress=report)
             except FloatingPointError:
                 result = None
             if result is not None and not math.isfinite(result.nll):

@@ -84,12 +84,12 @@ def score_held_out(
     read = data.where(data < known, unknown)
     for log_probs, targets in predictions(run.model, read, bptt, autocast):
         chosen = log_probs[new[done - len(new) :][: len(targets)]]
-        own = chosen[:, unknown]
-        others = chosen.index_fill(1, torch.tensor([unknown], device=chosen.device), -math.inf)
+        unk = chosen[:, unknown]
+        known_words = chosen.index_fill(1, torch.tensor([unknown], device=chosen.device), -math.inf)
         # Any new word stands for the one that occurs: all have the same probability.
-        shared = (own - share)[:, None].expand(-1, len(added.vocabulary) - known)
-        first = torch.full_like(own, known, dtype=torch.int64)
-        as_unknown += _scored(torch.cat([others, shared], 1), first, own)
+        new_words = (unk - share)[:, None].expand(-1, len(added.vocabulary) - known)
+        target = torch.full_like(unk, known, dtype=torch.int64)
+        as_unknown += _scored(torch.cat([known_words, new_words], 1), target, unk)
         done += len(targets)
         if progress is not None:
             progress(done, 2 * len(new))
@@ -121,9 +121,9 @@ Numbers = tuple[float, float, float, float]  # loss, loss among new words, rank,
 
 
 def _scored(log_probs: Tensor, targets: Tensor, log_masses: Tensor) -> Iterator[Numbers]:
-    own = log_probs.gather(1, targets[:, None])  # (M, 1)
-    above, equal = (log_probs > own).sum(1), (log_probs == own).sum(1)
-    columns = (-own[:, 0], log_masses - own[:, 0], above + (equal + 1) / 2, log_masses.exp())
+    log_p = log_probs.gather(1, targets[:, None])  # (M, 1)
+    above, equal = (log_probs > log_p).sum(1), (log_probs == log_p).sum(1)
+    columns = (-log_p[:, 0], log_masses - log_p[:, 0], above + (equal + 1) / 2, log_masses.exp())
     return zip(*(column.tolist() for column in columns), strict=True)
 
 

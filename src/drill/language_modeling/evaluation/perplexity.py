@@ -148,19 +148,19 @@ def evaluate_tokens(
 ) -> tuple[Perplexity, Tensor, Tensor]:
     """The ``perplexity``, -log p of every predicted token and these tokens, (rows - 1, B)."""
     data = check_and_batchify(name, model, ids, batch_size)
-    found: list[Tensor] = []
+    nlls: list[Tensor] = []
     done = 0
     with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
         for hidden, targets in hidden_states(model, data, bptt, TOKENS_PER_LOSS):
-            found.append(model.layer.nll(hidden, targets, reduction="none", check=False))
+            nlls.append(model.layer.nll(hidden, targets, reduction="none", check=False))
             done += targets.numel()
             if progress is not None:
                 progress(done, data[1:].numel())
-    losses = torch.cat(found)
+    losses = torch.cat(nlls)
     check_nan(name, losses)
     nll = losses.sum(dtype=torch.float64).item()
-    found_bytes = predicted_bytes(data, token_bytes)
-    return Perplexity(nll, losses.numel(), data.shape[1], found_bytes), losses, data[1:]
+    text_bytes = predicted_bytes(data, token_bytes)
+    return Perplexity(nll, losses.numel(), data.shape[1], text_bytes), losses, data[1:]
 
 
 @torch.no_grad()
@@ -176,10 +176,10 @@ def predictions(
     with evaluating(model), autocast_to(data.device, autocast), model.layer.cached_labels():
         for hidden, targets in hidden_states(model, data, bptt):
             states = hidden.flatten(0, 1).split(TOKENS_PER_PREDICTION)
-            wanted = targets.flatten().split(TOKENS_PER_PREDICTION)
-            for some, of_these in zip(states, wanted, strict=True):
-                yield model.layer.log_probs(some), of_these
-                done += len(of_these)
+            labels = targets.flatten().split(TOKENS_PER_PREDICTION)
+            for hidden_part, target_part in zip(states, labels, strict=True):
+                yield model.layer.log_probs(hidden_part), target_part
+                done += len(target_part)
                 if progress is not None:
                     progress(done, data[1:].numel())
 
@@ -215,11 +215,11 @@ def predicted_bytes(data: Tensor, token_bytes: NDArray[Any] | None) -> int | Non
 
 def check_and_batchify(name: str, model: LanguageModel, ids: Text, batch_size: int) -> Tensor:
     """Ids (rows, B), int64, on the model's device; DataError unless all ids are labels."""
-    numbers = ids.cpu().numpy() if isinstance(ids, Tensor) else ids
-    if numbers.ndim == 1:
-        data = batchify(numbers, batch_size)
+    array = ids.cpu().numpy() if isinstance(ids, Tensor) else ids
+    if array.ndim == 1:
+        data = batchify(array, batch_size)
     else:
-        data = torch.from_numpy(numbers.astype(np.int64, casting="same_kind"))
+        data = torch.from_numpy(array.astype(np.int64, casting="same_kind"))
     labels = model.layer.vocabulary_size
     for extreme in (int(data.min()), int(data.max())) if data.numel() else ():
         if not 0 <= extreme < labels:
