@@ -71,24 +71,24 @@ def corpus_scores(
             f"got {len(hypotheses)} translations and {len(references)} references"
         )
     bleu, chrf = bleu_metric(language, tokenize), sacrebleu().metrics.CHRF()
-    both = (list(hypotheses), [list(references)])
+    texts = (list(hypotheses), [list(references)])
     scores: dict[str, Any] = {}
     if tokenised:
         plain = bleu_metric(language, "none", smooth_method="none")
-        cut = [
+        as_words = [
             [" ".join(words(line, language)) for line in lines]
             for lines in (hypotheses, references)
         ]
-        scores["tokenised_bleu"] = plain.corpus_score(cut[0], [cut[1]]).score
+        scores["tokenised_bleu"] = plain.corpus_score(as_words[0], [as_words[1]]).score
         signature = str(plain.get_signature()).replace(
             "tok:none", f"tok:{tokenizer_name(language)}"
         )
         scores["tokenised_signature"] = signature
     return Scores(
         lines=len(hypotheses),
-        bleu=bleu.corpus_score(*both).score,
+        bleu=bleu.corpus_score(*texts).score,
         signature=str(bleu.get_signature()),
-        chrf=chrf.corpus_score(*both).score,
+        chrf=chrf.corpus_score(*texts).score,
         chrf_signature=str(chrf.get_signature()),
         **scores,
     )
@@ -99,10 +99,10 @@ def bleu_metric(language: str, tokenize: str | None = None, **options: Any) -> A
     if tokenize not in (None, *TOKENIZERS):
         raise DataError(f"tokenize must be one of {', '.join(TOKENIZERS)}, got {tokenize!r}")
     # With both it warns of what it would rather take.
-    known = "" if tokenize else language.lower().replace("_", "-").split("-")[0]
+    trg_lang = "" if tokenize else language.lower().replace("_", "-").split("-")[0]
     try:
         # Forced, the library has no advice on text that ends in " .", as if tokenised already.
-        return sacrebleu().metrics.BLEU(tokenize=tokenize, trg_lang=known, force=True, **options)
+        return sacrebleu().metrics.BLEU(tokenize=tokenize, trg_lang=trg_lang, force=True, **options)
     except RuntimeError as error:  # Japanese and Korean need more packages, which it names
         raise DataError(f"{' '.join(str(error).split())}; or tokenize by char") from None
 

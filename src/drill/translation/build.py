@@ -103,10 +103,10 @@ def check_ready(folder: Path | str, work: str, *, text: bool = True) -> None:
 def translation_start(settings: Settings, path: Path | str) -> RunFolder:
     """The run to start from; SettingsError if its weights do not fit these settings."""
     folder = RunFolder(path)
-    own = settings_of(folder, TRANSLATION)
-    changes = [each for each in own.differences(settings) if _of_the_model(each.partition(":")[0])]
+    saved = settings_of(folder, TRANSLATION)
+    changes = [c for c in saved.differences(settings) if _of_the_model(c.partition(":")[0])]
     if changes:
-        changes.sort(key=lambda each: not each.partition(":")[0].endswith(f".{NAME}"))
+        changes.sort(key=lambda c: not c.partition(":")[0].endswith(f".{NAME}"))
         raise SettingsError(
             f"{INIT_FROM}: {folder.path} has a model with other settings "
             f"({'; '.join(changes[:3])}); use its settings, or start from another run"

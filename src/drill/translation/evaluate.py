@@ -48,7 +48,7 @@ def translation_loss(
                 progress(done, len(pairs))
             done += len(batch.indices)
             parts = (batch.source, batch.target_in, batch.target_out)
-            total += model.loss(*(each.to(device) for each in parts), **sum_loss_options(0.0))
+            total += model.loss(*(part.to(device) for part in parts), **sum_loss_options(0.0))
             tokens += batch.target_tokens
     check_nan("translation_loss", total)
     return Score(total.item(), tokens)
@@ -91,8 +91,8 @@ def evaluate_translator(
         if progress is not None:
             progress(0, len(text))
 
-    most = 2 * search.batch_tokens  # by default that of translation_loss
-    fit = translation_loss(model, pairs, max_tokens=most, autocast=search.autocast, progress=count)
+    limit = 2 * search.batch_tokens  # by default that of translation_loss
+    fit = translation_loss(model, pairs, max_tokens=limit, autocast=search.autocast, progress=count)
     hypotheses = best_translations(model, subwords, text.source, search, progress)
     scores = corpus_scores(
         hypotheses,
@@ -118,6 +118,6 @@ def best_translations(
         if progress is not None:
             progress(done, len(lines))
 
-    best = [found[0].text for found in translate(model, subwords, lines, search, progress=count)]
+    best = [ranked[0].text for ranked in translate(model, subwords, lines, search, progress=count)]
     count(len(lines))
     return best

@@ -73,7 +73,7 @@ def export_translator(
 
     Args:
         model: the translator.
-        subwords: that it was trained with.
+        subwords: the ones it was trained with.
         folder: new or empty.
         positions: the longest sentence, in subwords, that the copy reads or writes.
         beam_size: the default of the copy's ``generate``.
@@ -90,11 +90,11 @@ def export_translator(
                 f"export_translator: the model has {side.num_embeddings} embeddings, but there "
                 f"are {len(subwords)} subwords; pass those the model was trained with"
             )
-    if folder.is_dir() and any(each.name[:1] != "." for each in folder.iterdir()):
+    if folder.is_dir() and any(path.name[:1] != "." for path in folder.iterdir()):
         raise DataError(f"{folder}: is not empty; choose a new or an empty folder")
     config, tensors = exported_weights(model, positions)
     # Clones: the file format allows no two names for one piece of memory.
-    found = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
+    weights = {name: t.cpu().contiguous().clone() for name, t in tensors.items()}
     # The end of a search cannot be source + 50 there: the library has one for all sentences.
     search = {"num_beams": beam_size, "length_penalty": length_penalty, "max_length": positions}
     files = {
@@ -102,7 +102,7 @@ def export_translator(
         "generation_config.json": _json({**IDS, "suppress_tokens": [PAD, BEGIN], **search}),
         "tokenizer.json": _tokenizer(subwords),
         "tokenizer_config.json": _json({**TOKENIZER, "model_max_length": positions}),
-        "model.safetensors": safetensors.torch.save(found, {"format": "pt"}),
+        "model.safetensors": safetensors.torch.save(weights, {"format": "pt"}),
     }
     for name, content in files.items():  # weights last: nobody loads what is there in part
         atomic_write(folder / name, content)
@@ -150,7 +150,7 @@ def exported_weights(
         tensors[f"model.{side}.embed_positions.weight"] = table
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     tensors["final_logits_bias"] = bias[None]
-    return config, {name: each.detach() for name, each in tensors.items()}
+    return config, {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _folded(layer: OutputLayer) -> nn.Linear:
@@ -202,10 +202,10 @@ def _block(name: str, block: EncoderBlock | DecoderBlock) -> Named:
 
 def _affine(where: str, module: nn.Module, *names: str) -> Named:
     """Weight and bias of a module, cut into one part for each name."""
-    for kind in ("weight", "bias"):
-        parts = module.get_parameter(kind).chunk(len(names))
+    for parameter in ("weight", "bias"):
+        parts = module.get_parameter(parameter).chunk(len(names))
         for name, part in zip(names, parts, strict=True):
-            yield f"{where}.{name}.{kind}", part
+            yield f"{where}.{name}.{parameter}", part
 
 
 # -- settings and subwords ------------------------------------------------------------------------
@@ -243,16 +243,16 @@ def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, A
 
 def _tokenizer(subwords: Subwords) -> bytes:
     """The subwords' own JSON, and every text ends in <end>, as sources do in training."""
-    found = json.loads(subwords.description())
+    tokenizer = json.loads(subwords.description())
     end = subwords.piece(END)
     single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
-    found["post_processor"] = {
+    tokenizer["post_processor"] = {
         "type": "TemplateProcessing",
         "single": single,
         "pair": [*single[:1], {"Sequence": {"id": "B", "type_id": 0}}, *single[1:]],
         "special_tokens": {end: {"id": end, "ids": [END], "tokens": [end]}},
     }
-    return _json(found)
+    return _json(tokenizer)
 
 
 def _json(value: Any) -> bytes:

@@ -42,8 +42,8 @@ def translate(
 
     Args:
         model: the translator.
-        subwords: that it was trained with.
-        lines: of text.
+        subwords: the ones it was trained with.
+        lines: sentences of the source language.
         search: options of the search.
         lines_per_block: lines that are read and translated together: more are faster, fewer come
             sooner.
@@ -85,16 +85,16 @@ def translate_blocks(
 
             ids = list(sources.values())
             if search.sampled:
-                found = sample(model, ids, search, first=searched, head=head, progress=count)
+                results = sample(model, ids, search, first=searched, head=head, progress=count)
             else:
-                found = beam_search(model, ids, search, head=head, progress=count)
+                results = beam_search(model, ids, search, head=head, progress=count)
             translations: list[list[Translation]] = [[Translation("", 0.0, 0.0)] for _ in block]
-            for index, hypotheses in zip(sources, found, strict=True):
+            for index, hypotheses in zip(sources, results, strict=True):
                 translations[index] = []
-                for each in hypotheses:
+                for hyp in hypotheses:
                     # A model may generate any byte, also line breaks.
-                    text = subwords.decode(each.ids).replace("\r", " ").replace("\n", " ")
-                    translations[index].append(Translation(text, each.score, each.log_prob))
+                    text = subwords.decode(hyp.ids).replace("\r", " ").replace("\n", " ")
+                    translations[index].append(Translation(text, hyp.score, hyp.log_prob))
             yield translations
             read, searched = read + len(block), searched + len(sources)
 

@@ -91,12 +91,12 @@ def start_translator(
         counts = _counts(run if start is None else start, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
     checksums = {split: pairs_checksum(getattr(data, split)) for split in SPLITS}
-    more: dict[str, Any] = {"pairs_of": checksums, "filtered": data.train.filtered}
+    environment: dict[str, Any] = {"pairs_of": checksums, "filtered": data.train.filtered}
     remark = None
     if start is not None:
         tensors, info = read_weights(start, None)
         fill(model, tensors, start)
-        more["init_from"] = {
+        environment["init_from"] = {
             "folder": str(start.path.resolve()),
             "weights": info.weights,
             "weights_fingerprint": info.fingerprint,
@@ -113,7 +113,7 @@ def start_translator(
     filtered = None
     if len(data.train) < data.train.filtered["pairs"]:
         filtered = f"filters: {data.train.describe_filtered()}"
-    return Start(task, save, size, (filtered, remark), more)
+    return Start(task, save, size, (filtered, remark), environment)
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,17 @@ class TranslationRun:
         Returns:
             The text and its ids.
         """
-        given = with_text(self.settings, self.folder).data
-        text: ParallelText = getattr(read_parallel_corpus(**given, splits=[name]), name)
+        data = with_text(self.settings, self.folder).data
+        text: ParallelText = getattr(read_parallel_corpus(**data, splits=[name]), name)
         filters = Filters(**self.settings.filters) if name == "train" else KEEP_ALL
-        found = encode_pairs(text, self.subwords, filters, cache_folder())
+        pairs = encode_pairs(text, self.subwords, filters, cache_folder())
         recorded = (self.folder.read_environment() or {}).get("pairs_of") or {}
-        if recorded.get(name) not in (None, pairs_checksum(found)):
+        if recorded.get(name) not in (None, pairs_checksum(pairs)):
             raise DataError(
                 f"{self.folder.path}: was trained on other texts than "
                 f"{self.settings.data['corpus']} holds now; restore them"
             )
-        return text, found
+        return text, pairs
 
     def translate(
         self,
@@ -189,8 +189,8 @@ class TranslationRun:
         """
         language = self.settings.data["target"]
         with self.search(beam_size, **options) as search:
-            given = (self.model, self.subwords, *self.split(split), search)
-            return evaluate_translator(*given, language=language).scores
+            arguments = (self.model, self.subwords, *self.split(split), search)
+            return evaluate_translator(*arguments, language=language).scores
 
     @contextmanager
     def search(
@@ -206,13 +206,13 @@ class TranslationRun:
         Returns:
             A context manager.
         """
-        given = self.settings.training
+        training = self.settings.training
         if options.get("length_penalty") is None:
-            options["length_penalty"] = given["length_penalty"]
+            options["length_penalty"] = training["length_penalty"]
         device = next(self.model.parameters()).device
-        chosen: Any = precision or given["precision"]
+        chosen: Any = precision or training["precision"]
         with matmul_precision(chosen, device) as autocast:
-            yield Search(beam_size=beam_size or given["beam_size"], autocast=autocast, **options)
+            yield Search(beam_size=beam_size or training["beam_size"], autocast=autocast, **options)
 
 
 def load_translator(
@@ -235,11 +235,11 @@ def load_translator(
 
 def _counts(run: RunFolder, subwords: Subwords) -> list[int]:
     """How often each label occurs in the training text."""
-    found = read_json(run.target_counts, "counts")
-    if not isinstance(found, list) or len(found) != len(subwords):
+    counts = read_json(run.target_counts, "counts")
+    if not isinstance(counts, list) or len(counts) != len(subwords):
         raise RunFolderError(
             f"must have a count for each of {len(subwords)} subwords",
             key=str(run.target_counts),
             hint="restore it from a copy",
         )
-    return found
+    return counts

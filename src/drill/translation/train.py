@@ -64,8 +64,8 @@ class TranslationState(TrainingState):
             self.validations += 1
             if self.average > 1:
                 self.recent[self.step] = copied(model)
-                for old in sorted(self.recent)[: -self.average]:
-                    del self.recent[old]
+                for step in sorted(self.recent)[: -self.average]:
+                    del self.recent[step]
         return super().update_best(score, model, world)
 
     def state_dict(self, world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -159,8 +159,8 @@ class TranslationTask(Task):
             else:  # smoothed, it has a loss of its own
                 parts += layer.matrix.label_kernel_summary()
         blocker = self._capture_blocker()
-        how = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
-        return [*parts, f"batches {how}"]
+        mode = "replayed as CUDA graphs" if blocker is None else f"launched one by one: {blocker}"
+        return [*parts, f"batches {mode}"]
 
     def _capture_blocker(self) -> str | None:
         """Why batches are not replayed as CUDA graphs; None if they are."""
@@ -200,7 +200,7 @@ class TranslationTask(Task):
         yield from iter(lambda: list(islice(epoch, self.batches_per_step)), [])
 
     def step(self, batch: list[PairBatch]) -> None:
-        tokens = int(self.world.sum(sum(each.target_tokens for each in batch)))
+        tokens = int(self.world.sum(sum(b.target_tokens for b in batch)))
         if self.captured is not None:
             nll = captured_backward(self.captured, batch, tokens, self.device)
         else:
@@ -221,10 +221,10 @@ class TranslationTask(Task):
             return loss, {}
         text, watching = self.data.text.valid, watch("validation, BLEU")
         with diverged_if_nan(f"the translations after step {state.step}"):
-            found = best_translations(
+            hypotheses = best_translations(
                 self.model, self.data.subwords, text.source, self.search, watching
             )
-        scores = corpus_scores(found, text.target, language=self.data.language)
+        scores = corpus_scores(hypotheses, text.target, language=self.data.language)
         return loss, {"valid_bleu": scores.bleu}
 
     def _valid_loss(self, count: Callable[[int, int], None]) -> Score:

@@ -71,8 +71,8 @@ def beam_search(
         For every source its best translations, the best first; fewer than ``n_best`` if there are
         no more. Batching changes results by rounding only.
     """
-    most, n_best = search.beam_size, search.n_best
-    require(n_best <= most, "beam_search", "n_best", f"at most beam_size {most}", n_best)
+    beam_size, n_best = search.beam_size, search.n_best
+    require(n_best <= beam_size, "beam_search", "n_best", f"at most beam_size {beam_size}", n_best)
     graphs: GraphCapture | None = None
 
     def find(head: Head, batch: Batch) -> dict[int, list[Hypothesis]]:
@@ -82,7 +82,7 @@ def beam_search(
             graphs = GraphCapture(device, instead="search with Search(..., graph=False)")
         return _search(model, head, batch, search, graphs)
 
-    return search_batches("beam_search", model, sources, search, most, head, progress, find)
+    return search_batches("beam_search", model, sources, search, beam_size, head, progress, find)
 
 
 # -- token by token -------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def _search(
 ) -> dict[int, list[Hypothesis]]:
     K, n_best, alpha = search.beam_size, search.n_best, search.length_penalty
     device, last = batch.source.device, max(batch.limits)
-    most = -(-(last + STEPS_PER_GRAPH) // ALIGNED) * ALIGNED
-    room = None if graphs is None else min(INITIAL_CAPACITY, most)
+    capacity = -(-(last + STEPS_PER_GRAPH) // ALIGNED) * ALIGNED
+    room = None if graphs is None else min(INITIAL_CAPACITY, capacity)
     transformer, writable = model.transformer, TokenMask(model, search)
     cache = transformer.start(transformer.encode(batch.source), K, room)
     weight = transformer.target_embedding.weight
@@ -118,7 +118,7 @@ def _search(
             cache.reorder((first[: len(parent)] + parent).flatten())
         ids.copy_(beam.last().flatten())
 
-    found: dict[int, list[Hypothesis]] = {}
+    finished: dict[int, list[Hypothesis]] = {}
     replays = None if graphs is None else Replays(graphs, turn, cache)
     look_every = 1 if replays is None else CHECK_DONE_EVERY
     drop_at = DROP_DONE_AT if replays is None else DROP_DONE_REPLAY_AT
@@ -142,21 +142,21 @@ def _search(
             break
         done = len(beam.done) - going
         if done * drop_at >= len(beam.done):
-            found |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
+            finished |= beam.select(beam.done.nonzero()[:, 0]).hypotheses(n_best)
             stay = (~beam.done).nonzero()[:, 0]
             beam = beam.select(stay)
             cache.select(stay)
             ids = beam.last().flatten()
             if replays is not None:
                 replays.moved = True
-    found |= beam.hypotheses(n_best)
-    for index, hypotheses in found.items():
+    finished |= beam.hypotheses(n_best)
+    for index, hypotheses in finished.items():
         if not hypotheses:
             raise ValueError(
                 f"beam_search: the model gives <eos> no probability, so no translation of sentence "
                 f"{index} ends within its limit; look at the bias of its label"
             )
-    return found
+    return finished
 
 
 class Replays:
@@ -290,9 +290,9 @@ class Beam:
 
     def select(self, sentences: Tensor) -> "Beam":
         """The beam of some sentences; it goes on with the same token."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        shared = {name: own.pop(name) for name in ("index", "penalties", "wrong")}
-        return Beam(**{name: each[sentences] for name, each in own.items()}, **shared)
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        shared = {name: tensors.pop(name) for name in ("index", "penalties", "wrong")}
+        return Beam(**{name: t[sentences] for name, t in tensors.items()}, **shared)
 
     def hypotheses(self, n_best: int) -> dict[int, list[Hypothesis]]:
         """By index among the sources."""

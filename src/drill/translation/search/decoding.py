@@ -22,7 +22,7 @@ Sources = Tensor | Sequence[Sequence[int]]
 """Sentences as ids: (B, S) padded on the right, or a list for each."""
 
 OnProgress = Callable[[int], None]
-"""Called before every batch with the sentences that are found; an exception ends the search."""
+"""Called before every batch with the number of sentences done; an exception ends the search."""
 
 Head = Callable[[Tensor], Tensor]  # hidden (N, d) -> log p of every label (N, V)
 
@@ -182,24 +182,24 @@ def batches(
             raise DataError(f"{name}: sources must have shape (B, S), got {tuple(sources.shape)}")
         sources = [row[row != pad].tolist() for row in sources.cpu()]
     for i, row in enumerate(sources):
-        for each in (min(row, default=0), max(row, default=0)):
-            if not 0 <= each < words:
+        for word in (min(row, default=0), max(row, default=0)):
+            if not 0 <= word < words:
                 raise DataError(
-                    f"{name}: id {each} of sentence {i} is none of the model's {words} source "
+                    f"{name}: id {word} of sentence {i} is none of the model's {words} source "
                     "words; encode the text with the vocabulary the model was trained with"
                 )
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     scores = hypotheses * model.layer.vocabulary_size  # of a sentence, at every step
-    most = search.batch_tokens * SCORES_PER_TOKEN // scores
-    made = []
+    max_sentences = search.batch_tokens * SCORES_PER_TOKEN // scores
+    batches = []
     while order:
         width = max(1, len(sources[order[0]]))
-        fit = max(1, min(search.batch_tokens // width, most))
+        fit = max(1, min(search.batch_tokens // width, max_sentences))
         indices, order = tuple(order[:fit]), order[fit:]
         rows = [[*sources[i], *[pad] * (width - len(sources[i]))] for i in indices]
         limits = tuple(search.limit(len(sources[i])) for i in indices)
-        made.append(Batch(indices, torch.tensor(rows, device=device), limits))
-    return made
+        batches.append(Batch(indices, torch.tensor(rows, device=device), limits))
+    return batches
 
 
 def search_batches(
@@ -213,15 +213,15 @@ def search_batches(
     find: Callable[[Head, Batch], dict[int, list[Hypothesis]]],
 ) -> list[list[Hypothesis]]:
     """What ``find`` finds for the batches of all sources, in their order."""
-    found: dict[int, list[Hypothesis]] = {}
+    results: dict[int, list[Hypothesis]] = {}
     work = batches(name, model, sources, search, hypotheses)
     with cached_head(model, head) as scores:
         for batch in work:
             if progress is not None:
-                progress(len(found))
+                progress(len(results))
             with autocast_to(batch.source.device, search.autocast):
-                found |= find(scores, batch)
-    return [found[index] for index in range(len(found))]
+                results |= find(scores, batch)
+    return [results[index] for index in range(len(results))]
 
 
 class TokenMask:

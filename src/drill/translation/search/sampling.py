@@ -91,6 +91,6 @@ def _uniform(entropy: Any, batch: Batch, samples: int, first: int) -> Tensor:
     u = np.zeros((len(batch.indices), samples, max(batch.limits)))
     for row, index, limit in zip(u, batch.indices, batch.limits, strict=True):
         for i in range(samples):
-            own = np.random.SeedSequence(entropy, spawn_key=(first + index, i))
-            row[i, :limit] = np.random.default_rng(own).random(limit)
+            stream = np.random.SeedSequence(entropy, spawn_key=(first + index, i))
+            row[i, :limit] = np.random.default_rng(stream).random(limit)
     return torch.from_numpy(u).to(batch.source.device)
