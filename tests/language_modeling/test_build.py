@@ -168,6 +168,13 @@ def assert_weights(run: LanguageModelRun, which: str) -> None:
         assert torch.equal(p, saved[f"{prefix}{name}"])
 
 
+def test_before_the_first_validation_the_last_weights_are_loaded(tmp_path, text_folder):
+    stop(small_settings(text_folder), tmp_path / "run", 3)
+    assert_weights(load_language_model(tmp_path / "run", device="cpu"), "last")
+    with pytest.raises(CheckpointError, match="best"):
+        load_language_model(tmp_path / "run", "best", device="cpu")
+
+
 def test_either_weights_on_request(run):
     for which in ("best", "last"):
         assert_weights(load_language_model(run, which, "cpu"), which)

@@ -122,9 +122,11 @@ def test_invalid_settings_raise(option, value):
         cache_perplexity(language_model(), text(60), **{option: value})
 
 
-def test_several_columns_raise():
+def test_several_columns_and_an_empty_grid_raise():
     with pytest.raises(DataError, match="a batch of 4"):
         cache_perplexity(language_model(), torch.zeros(20, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="no settings to try"):
+        cache_search(language_model(), text(60), thetas=())
 
 
 def test_autocast_is_for_the_model_not_for_similarities(monkeypatch):

@@ -27,7 +27,8 @@ def _out_of_memory(kind: str, cause: str) -> OutOfMemory:
         f"out of {kind} ({cause or 'none left'})",
         hint="take a smaller model or training.batch_size, or training.micro_batch for the same "
         "result in pieces; for a translator a smaller training.max_tokens and a larger "
-        "training.gradient_accumulation_steps, or a smaller --batch-tokens or --beam",
+        "training.gradient_accumulation_steps, or a smaller --batch-tokens or --beam; where other "
+        "programs hold the memory, make room: the same command resumes a training",
     )
 
 

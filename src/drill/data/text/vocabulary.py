@@ -194,6 +194,10 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The lines that ``ids`` write, from the start of a line on; the last may have no end."""
+        ids = list(ids)
+        for index in ids:
+            if not 0 <= index < len(self):
+                raise DataError(f"Vocabulary: id must be in 0 to {len(self) - 1}, got {index}")
         return lines_of("".join(map(self.writer(self.ids[EOS]), ids)))
 
     def save(self, path: Path | str) -> None:
@@ -280,6 +284,11 @@ class SubwordVocabulary(Vocabulary):
     def unknown_words(self, line: str) -> list[str]:
         """None: every word can be written in pieces."""
         return []
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Lines; bytes that are no characters are U+FFFD."""
+        pieces = b"".join(self.bytes_of[index] for index in ids)
+        return lines_of(pieces.decode("utf-8", "replace"))
 
     def display(self, index: int) -> str:
         """A piece with ``▁`` for a space before it."""

@@ -37,7 +37,10 @@ def _multiply(
 
 
 def multiply(x: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """x * factor in ``dtype``, rounded once; None for factors of neither rows nor columns."""
+    """x * factor in ``dtype``, rounded once; None where the kernel does not serve.
+
+    It serves contiguous tensors, and factors of rows, of columns, of entries, or one.
+    """
     layout = _layout(x.shape, factor.shape)
     if layout is None or not (x.is_contiguous() and factor.is_contiguous()):
         return None

@@ -251,7 +251,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             rows.append({**json.loads(line)})
         except (ValueError, TypeError, RecursionError):
             fault = f"line {number} is no JSON object"
-            hint = "restore the file from a copy"
+            hint = "restore the file from a copy; one of evaluations may be removed"
             raise RunFolderError(fault, key=str(path), hint=hint) from None
     return rows
 
