@@ -42,7 +42,7 @@ def _run() -> None:
 def _hint_at_settings(error: Any) -> None:
     """`--epochs 3` or a second change after one --set: typer's error is followed by the way out."""
     unknown = type(error).__name__ in ("NoSuchOption", "UsageError")  # the latter: an argument
-    if unknown and any("--set" in each.opts for each in error.ctx.command.params):
+    if unknown and any("--set" in option.opts for option in error.ctx.command.params):
         about = "each change has its own --set KEY=VALUE; `drill settings RECIPE` lists them"
         print(f"Settings: {about}.", file=sys.stderr)
 

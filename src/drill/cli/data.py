@@ -13,9 +13,9 @@ def _list() -> None:
     """A line for every corpus: name, state, description."""
     from drill.data.catalog import PARALLEL_CORPORA, TEXT_CORPORA, data_folders
 
-    for name, known in (TEXT_CORPORA | PARALLEL_CORPORA).items():
-        files = f", files {', '.join(known.train)}.{{en,de}}, from {known.origin}"
-        echo(f"{name:11}  {_state(name):13}  {known.about}{files if known.train else ''}")
+    for name, entry in (TEXT_CORPORA | PARALLEL_CORPORA).items():
+        files = f", files {', '.join(entry.train)}.{{en,de}}, from {entry.origin}"
+        echo(f"{name:11}  {_state(name):13}  {entry.about}{files if entry.train else ''}")
     folders = " and ".join(map(str, data_folders()))
     echo(f"searched in {folders}; set DRILL_DATA to another folder")
 
@@ -62,7 +62,7 @@ def data(
             raise SettingsError(f"--min-count: {corpus} uses subwords; leave it out")
         first, second = source or DEFAULT[0], target or DEFAULT[1]
         text = read_parallel_corpus(corpus, source=first, target=second)
-        sizes = "  ".join(f"{split} {len(each):,}" for split, each in text._asdict().items())
+        sizes = "  ".join(f"{split} {len(pairs):,}" for split, pairs in text._asdict().items())
         words = "  ".join(
             f"{side} {sum(len(line.split()) for line in getattr(text.train, side)):,}"
             for side in ("source", "target")
@@ -71,9 +71,9 @@ def data(
         return
     from drill.training.run.summary import share_of_unknown
 
-    found, vocabulary = read_corpus(corpus, min_count=min_count)
-    ids = found.encode(vocabulary)
+    corpus_text, vocabulary = read_corpus(corpus, min_count=min_count)
+    ids = corpus_text.encode(vocabulary)
     counts = "  ".join(f"{name} {len(getattr(ids, name)):,}" for name in ("train", "valid", "test"))
-    echo(f"{found.name}: {len(vocabulary):,} words; tokens {counts}")
-    if (remark := share_of_unknown(found, vocabulary, ids)) is not None:
+    echo(f"{corpus_text.name}: {len(vocabulary):,} words; tokens {counts}")
+    if (remark := share_of_unknown(corpus_text, vocabulary, ids)) is not None:
         echo(remark)

@@ -22,8 +22,8 @@ COUNT_AFTER = 10.0  # seconds before the first line of ``counting``
 
 def console() -> Console:
     """Console for results; lines are not truncated."""
-    shown = Console(highlight=False, markup=False, soft_wrap=True)
-    return shown if shown.is_terminal else Console(highlight=False, markup=False, width=200)
+    output = Console(highlight=False, markup=False, soft_wrap=True)
+    return output if output.is_terminal else Console(highlight=False, markup=False, width=200)
 
 
 def plain_table(
@@ -43,11 +43,11 @@ def plain_table(
 
 def table_text(table: "markup.Table") -> str:
     """A table of a report as text, with its notes below."""
-    shown = console()
-    with shown.capture() as printed:
-        shown.print(plain_table(table.headings, table.rows))
-        shown.print(*table.notes, sep="\n")
-    return printed.get()
+    output = console()
+    with output.capture() as captured:
+        output.print(plain_table(table.headings, table.rows))
+        output.print(*table.notes, sep="\n")
+    return captured.get()
 
 
 class TrainingDisplay:
@@ -58,8 +58,8 @@ class TrainingDisplay:
 
     def __init__(self, quiet: bool = False, silent: bool = False) -> None:
         self.console = Console(highlight=False, markup=False, stderr=True, quiet=silent)
-        shown = not quiet and not silent and self.console.is_terminal
-        self._bar = _bar(self.console, shown, "{task.description}", "{task.fields[state]}")
+        show_bar = not quiet and not silent and self.console.is_terminal
+        self._bar = _bar(self.console, show_bar, "{task.description}", "{task.fields[state]}")
         self._task = self._bar.add_task("starting", total=1.0, state="")
         self._lines = ProgressLines(lambda line: self.console.print(line, soft_wrap=True), quiet)
         self.say = self._lines.say
@@ -87,10 +87,10 @@ class TrainingDisplay:
 
 @contextmanager
 def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
-    """Shows work that counts up; call what it yields with what is done, and all there is."""
-    shown = Console(highlight=False, markup=False, stderr=True)
+    """Shows the progress of some work; call what it yields with the number done and the total."""
+    output = Console(highlight=False, markup=False, stderr=True)
     count = "{task.completed:,.0f} of {task.total:,.0f}"
-    bar = _bar(shown, shown.is_terminal and not quiet, title, count, TimeRemainingColumn())
+    bar = _bar(output, output.is_terminal and not quiet, title, count, TimeRemainingColumn())
     throttle = LineThrottle(AT_LEAST_EVERY if quiet else COUNT_AFTER)
 
     def update(done: int, total: int | None) -> None:
@@ -106,10 +106,10 @@ def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int | N
         yield update
 
 
-def _bar(console: Console, shown: bool, before: str, after: str, *more: Any) -> Progress:
+def _bar(console: Console, visible: bool, before: str, after: str, *more: Any) -> Progress:
     bar = BarColumn(bar_width=24)
     columns = (TextColumn(before), bar, TextColumn(after), *more)
-    return Progress(*columns, console=console, transient=True, disable=not shown)
+    return Progress(*columns, console=console, transient=True, disable=not visible)
 
 
 def note(line: str) -> None:
@@ -120,4 +120,4 @@ def note(line: str) -> None:
 
 def printable(text: str) -> str:
     """``text`` without control characters and lone surrogates: ``\\n`` instead of a line break."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", lambda each: ascii(each[0])[1:-1], text)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], text)

@@ -35,5 +35,5 @@ def _out_of_memory(kind: str, cause: str) -> OutOfMemory:
 def bug_lines(error: Exception) -> str:
     """The traceback, then a line that says what failed."""
     trace = "".join(traceback.format_exception(error))
-    what = f"{type(error).__name__}: {printable(str(error))}"
-    return f"{trace}drill: {what}; this is a bug in drill, please report it with these lines"
+    fault = f"{type(error).__name__}: {printable(str(error))}"
+    return f"{trace}drill: {fault}; this is a bug in drill, please report it with these lines"

@@ -98,7 +98,7 @@ def print_scores(loaded: "LanguageModelRun", file: Path | None, *, as_json: bool
     with as_settings_error():
         # Line by line for somebody who types, else in blocks, which is faster.
         interactive = is_standard_input(file) and sys.stdin is not None and sys.stdin.isatty()
-        found = scored(
+        scores = scored(
             loaded.model,
             loaded.vocabulary,
             chain.from_iterable(options.blocks_of_lines(file)),
@@ -106,10 +106,10 @@ def print_scores(loaded: "LanguageModelRun", file: Path | None, *, as_json: bool
         )
         unknown: dict[str, None] = {}  # in the order of the text, each once
         empty = True
-        for each in found:
+        for line in scores:
             empty = False
-            typer.echo(_printed(each, as_json))
-            unknown |= dict.fromkeys(each.unknown)
+            typer.echo(_printed(line, as_json))
+            unknown |= dict.fromkeys(line.unknown)
         if empty:
             raise DataError("has no line", key=name_of(file), hint="give one sentence per line")
         if not as_json:
@@ -135,18 +135,18 @@ def _note_if_unk_is_untrained(vocabulary: "Vocabulary") -> None:
         )
 
 
-def _printed(each: "Scored", as_json: bool) -> str:
+def _printed(line: "Scored", as_json: bool) -> str:
     from drill.training.run.folder import json_row
 
     if not as_json:
-        numbers = f"{each.log_prob:.4f}\t{each.tokens}\t{len(each.unknown)}\t{each.perplexity:.2f}"
-        return f"{numbers}\t{each.text}"
+        numbers = f"{line.log_prob:.4f}\t{line.tokens}\t{len(line.unknown)}\t{line.perplexity:.2f}"
+        return f"{numbers}\t{line.text}"
     row: dict[str, Any] = {
-        "text": each.text,
-        "log_prob": each.log_prob,
-        "tokens": each.tokens,
-        "perplexity": each.perplexity,
-        "unknown": list(each.unknown),
-        "words": list(zip(each.words, each.log_probs, strict=True)),
+        "text": line.text,
+        "log_prob": line.log_prob,
+        "tokens": line.tokens,
+        "perplexity": line.perplexity,
+        "unknown": list(line.unknown),
+        "words": list(zip(line.words, line.log_probs, strict=True)),
     }
     return json_row(row, ensure_ascii=False)

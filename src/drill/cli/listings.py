@@ -34,12 +34,13 @@ def recipes() -> None:
 
     By corpus: name, length and output layer.
     """
-    found = {name: read(name) for name in recipe_names()}  # as written: defaults would import torch
-    lengths = {name: _length(each["training"]) for name, each in found.items()}
-    columns = [max(map(len, column)) for column in (found, lengths.values())]
+    # As written in the recipe files: filling in defaults would import torch.
+    tables = {name: read(name) for name in recipe_names()}
+    lengths = {name: _length(table["training"]) for name, table in tables.items()}
+    columns = [max(map(len, column)) for column in (tables, lengths.values())]
     for corpus, device in CORPUS_DEVICES.items():
-        of_corpus = [name for name, each in found.items() if each["data"]["corpus"] == corpus]
-        translates = found[of_corpus[0]].get("task") == "translation"
+        of_corpus = [name for name, table in tables.items() if table["data"]["corpus"] == corpus]
+        translates = tables[of_corpus[0]].get("task") == "translation"
         task = "translators" if translates else "language models"
         echo(f"{corpus}: {task}, {'any CPU' if device == CPU else 'NVIDIA GPU'}")
         for name in of_corpus:
@@ -95,10 +96,10 @@ def settings(
         run = RunFolder(recipe)
         run.check_run("name a run folder, or a recipe: `drill recipes` lists them")
         recipe = str(run.recipe)
-    found = read_recipe(recipe, change or ())
-    rows = {row.key: row for row in setting_rows(found)}
+    resolved = read_recipe(recipe, change or ())
+    rows = {row.key: row for row in setting_rows(resolved)}
     table = ""
-    for line in found.to_toml().splitlines():
+    for line in resolved.to_toml().splitlines():
         if line.startswith("["):
             table = line.strip("[]")
         row = rows.get(f"{table}.{line.partition(' = ')[0]}")
@@ -119,14 +120,14 @@ def setting_rows(settings: "Settings") -> Iterator[Setting]:
     for table, values, calls in _tables(settings):
         names = calls if isinstance(calls, Mapping) else {}
         arguments = settable_arguments(names[values["name"]] if names else calls)
-        own = {"name": Literal[tuple(names)], "embedding_dim": int, "shared": bool}
+        other_types = {"name": Literal[tuple(names)], "embedding_dim": int, "shared": bool}
         for key, value in values.items():
             if isinstance(value, dict):  # a wrapped layer has a table of its own
                 continue
             default: Any = inspect.Parameter.empty
             if key in arguments:
                 default = special.get(table, {}).get(key, arguments[key].default)
-            kind = in_words(arguments[key].annotation if key in arguments else own[key])
+            kind = in_words(arguments[key].annotation if key in arguments else other_types[key])
             described = descriptions()[table.split(".")[0]].get(key, "")
             yield Setting(f"{table}.{key}", value, default, kind, described)
 
@@ -182,12 +183,14 @@ def layers(
     costs = {name: cost(layer, tokens) for name, layer in built.items()}
     headings = ["layer", "g_out(E)", "g_in(h)", "own\nparameters", "train\nGFLOP", "x\ntied"]
     rows = []
-    for name, of in costs.items():
-        over = of.train_flops / costs["tied"].train_flops
-        over_tied = f"{over:,.2f}" if over >= 0.01 else f"{over:.1g}"  # not 0.00
-        train, infer = _giga(of.train_flops), _giga(of.inference_flops)
-        folds = "yes" if of.folded else "no"
-        rows.append([name, *FORMULAE[name], f"{of.parameters:,}", train, over_tied, infer, folds])
+    for name, layer_cost in costs.items():
+        ratio = layer_cost.train_flops / costs["tied"].train_flops
+        over_tied = f"{ratio:,.2f}" if ratio >= 0.01 else f"{ratio:.1g}"  # not 0.00
+        train, infer = _giga(layer_cost.train_flops), _giga(layer_cost.inference_flops)
+        folds = "yes" if layer_cost.folded else "no"
+        rows.append(
+            [name, *FORMULAE[name], f"{layer_cost.parameters:,}", train, over_tied, infer, folds]
+        )
     table = plain_table([*headings, "infer\nGFLOP", "folds"], rows, left=3, padding=(0, 1, 0, 0))
     console = Console(highlight=False, width=200)  # numbers must not be cut
     console.print(f"V = {vocabulary:,} labels, d = {width:,} for E and h", end=", ")

@@ -76,14 +76,14 @@ def as_settings_error() -> Iterator[None]:
         raise SettingsError(str(error)) from error
 
 
-def given(context: Context) -> list[str]:
+def given_options(context: Context) -> list[str]:
     """Names of the parameters that the command line gives."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
 
 
-def check_one_text(split: list[Split] | None, own: object, option: str) -> None:
-    if split and own is not None:
+def check_one_text(split: list[Split] | None, file: object, option: str) -> None:
+    if split and file is not None:
         raise SettingsError(
             f"is a split of the run's corpus; leave it or {option} out", key="--split"
         )

@@ -80,22 +80,24 @@ def translate(
         number = 0
         lines = blocks_of_lines(file, nul=True)  # subwords spell any character
         for block in translate_blocks(loaded.model, loaded.subwords, lines, search):
-            for found in block:
+            for translations in block:
                 number += 1
-                line = _written(number, found, scores or n_best > 1, as_json)
+                line = _written(number, translations, scores or n_best > 1, as_json)
                 sys.stdout.buffer.write(line.encode("utf-8"))  # whatever the terminal's encoding
             sys.stdout.buffer.flush()
         if number == 0:  # right in a pipe, so it is no error
             note(f"{name_of(file)}: has no line to translate")
 
 
-def _written(number: int, found: list["Translation"], with_scores: bool, as_json: bool) -> str:
+def _written(
+    number: int, translations: list["Translation"], with_scores: bool, as_json: bool
+) -> str:
     if as_json:
-        listed = [{"text": t.text, "score": t.score, "log_prob": t.log_prob} for t in found]
+        listed = [{"text": t.text, "score": t.score, "log_prob": t.log_prob} for t in translations]
         return json.dumps({"line": number, "translations": listed}, ensure_ascii=False) + "\n"
     if not with_scores:
-        return f"{found[0].text}\n"
-    return "".join(f"{number}\t{each.score:.4f}\t{each.text}\n" for each in found)
+        return f"{translations[0].text}\n"
+    return "".join(f"{number}\t{t.score:.4f}\t{t.text}\n" for t in translations)
 
 
 def export(

@@ -9,7 +9,7 @@ from typer import Context, Option
 
 from drill.cli import options
 from drill.cli.display import counting, note
-from drill.cli.options import Split, as_settings_error, check_one_text, given
+from drill.cli.options import Split, as_settings_error, check_one_text, given_options
 from drill.errors import SettingsError
 
 LANGUAGE_MODEL_OPTIONS = {"text", "batch_size"}
@@ -67,7 +67,7 @@ def evaluate(
     from drill.training.settings import TRANSLATION
 
     translator = task_of(run) == TRANSLATION
-    for name in given(context):
+    for name in given_options(context):
         if name in (LANGUAGE_MODEL_OPTIONS if translator else TRANSLATOR_OPTIONS):
             kind = "language models" if translator else "translators"
             raise SettingsError(
@@ -99,8 +99,8 @@ def evaluate(
         return
     from drill.cli.evaluation.rows import evaluate_plain, evaluation
 
-    with evaluation(run, split, text, weights, precision, device, as_json) as found:
-        evaluate_plain(found, batch_size, bands, quiet)
+    with evaluation(run, split, text, weights, precision, device, as_json) as evaluated:
+        evaluate_plain(evaluated, batch_size, bands, quiet)
 
 
 def dynamic(
@@ -135,7 +135,7 @@ def dynamic(
     from drill.language_modeling.evaluation import dynamic_evaluation
     from drill.language_modeling.evaluation import gradient_statistics as gradients
 
-    _check_search(given(context), "lr", "decay")
+    _check_search(given_options(context), "lr", "decay")
     if precision == "bfloat16":
         raise SettingsError(
             "too coarse for dynamic evaluation", key="--precision bfloat16", hint="use float32"
@@ -162,7 +162,7 @@ def dynamic(
         rates: dict[str, Any] = {"lr": lr, "decay": decay}
         if search:
             with counting("search on validation", quiet) as progress:
-                found = dynamic_evaluation.dynamic_search(
+                tuned = dynamic_evaluation.dynamic_search(
                     trained.model,
                     trained.ids.valid,
                     statistics,
@@ -171,15 +171,15 @@ def dynamic(
                     file=folder / "dynamic-search.json" if saves else None,
                     progress=progress,
                 )
-            rates = {key: found.best.settings[key] for key in rates}
+            rates = {key: tuned.best.settings[key] for key in rates}
             note(f"tuned on validation: lr {rates['lr']:g}, decay {rates['decay']:g}")
         settings = {**rates, **fixed, "statistics_batch_size": size}
-        for each in evaluated.texts:
-            with counting(f"dynamic, {each.name}", quiet) as progress:
-                scored = dynamic_evaluation.dynamic_perplexity(
-                    trained.model, each.ids, statistics, **rates, **fixed, progress=progress
+        for eval_text in evaluated.texts:
+            with counting(f"dynamic, {eval_text.name}", quiet) as progress:
+                scores = dynamic_evaluation.dynamic_perplexity(
+                    trained.model, eval_text.ids, statistics, **rates, **fixed, progress=progress
                 )
-            evaluated.add(*perplexity_row("dynamic", each, scored, start, **settings))
+            evaluated.add(*perplexity_row("dynamic", eval_text, scores, start, **settings))
             start = time.monotonic()
 
 
@@ -212,7 +212,7 @@ def cache(
     from drill.cli.evaluation.rows import evaluation, perplexity_row
     from drill.language_modeling.evaluation import cache_pointer
 
-    _check_search(given(context), "theta", "lambda_")
+    _check_search(given_options(context), "theta", "lambda_")
     fixed: dict[str, Any] = {"window": window}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="cache") as evaluated:
@@ -221,24 +221,24 @@ def cache(
         mixture: dict[str, Any] = {"theta": theta, "lambda_": lambda_}
         if search:
             with counting("search on validation", quiet) as progress:
-                found = cache_pointer.cache_search(
+                tuned = cache_pointer.cache_search(
                     trained.model, trained.ids.valid, **fixed, progress=progress
                 )
-            mixture = {key: found.best.settings[key] for key in mixture}
+            mixture = {key: tuned.best.settings[key] for key in mixture}
             note(f"tuned on validation: theta {mixture['theta']:g}, lambda {mixture['lambda_']:g}")
         settings = {"window": window, "theta": mixture["theta"], "lambda": mixture["lambda_"]}
-        for each in evaluated.texts:
+        for eval_text in evaluated.texts:
             start = time.monotonic()
-            with counting(f"cache, {each.name}", quiet) as progress:
-                scored = cache_pointer.cache_perplexity(
-                    trained.model, each.ids, **mixture, **fixed, progress=progress
+            with counting(f"cache, {eval_text.name}", quiet) as progress:
+                scores = cache_pointer.cache_perplexity(
+                    trained.model, eval_text.ids, **mixture, **fixed, progress=progress
                 )
-            evaluated.add(*perplexity_row("cache", each, scored, start, **settings))
+            evaluated.add(*perplexity_row("cache", eval_text, scores, start, **settings))
 
 
-def _check_search(names: list[str], *found: str) -> None:
+def _check_search(names: list[str], *searched: str) -> None:
     """--search finds these values, so they cannot be given with it."""
-    for name in found:
+    for name in searched:
         if name in names and "search" in names:
             key = f"--{name.rstrip('_')}"
             raise SettingsError("is found by --search; leave one of them out", key=key)

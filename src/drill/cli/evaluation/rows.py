@@ -67,8 +67,8 @@ def evaluation_rows(
     about = {"run": str(run.folder.path), **run.origin.row(), "precision": precision}
     unsaved: list[WriteError] = []
 
-    def add(found: EvaluationRow, text: str) -> None:
-        row = {**about, **found}
+    def add(values: EvaluationRow, text: str) -> None:
+        row = {**about, **values}
         typer.echo(json_row(row) if as_json else text)
         try:
             run.folder.keep_evaluation(row)
@@ -82,8 +82,8 @@ def evaluation_rows(
 
 def text_name(row: EvaluationRow) -> str:
     """The split of the run's corpus, or the file."""
-    own = row["split"] == OWN_FILES
-    return str((row["source"] if "source" in row else row["text"]) if own else row["split"])
+    is_file = row["split"] == OWN_FILES
+    return str((row["source"] if "source" in row else row["text"]) if is_file else row["split"])
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def evaluate_plain(
     for text in evaluation.texts:
         start = time.monotonic()
         with counting(text.name, quiet) as progress:
-            found, values, targets = evaluate_tokens(
+            scores, values, targets = evaluate_tokens(
                 run.model,
                 text.ids,
                 bptt=run.settings.training["bptt"],
@@ -157,7 +157,7 @@ def evaluate_plain(
                 token_bytes=vocabulary.token_bytes,
                 progress=progress,
             )
-        row, line = perplexity_row("plain", text, found, start)
+        row, line = perplexity_row("plain", text, scores, start)
         if bands:
             by_band = vocabulary_bands(values.flatten(), targets.flatten(), vocabulary, corpus)
             row["bands"] = [asdict(band) for band in by_band]
@@ -167,19 +167,19 @@ def evaluate_plain(
 
 
 def perplexity_row(
-    kind: str, text: EvaluatedText, found: Perplexity, start: float, **settings: Any
+    kind: str, text: EvaluatedText, scores: Perplexity, start: float, **settings: Any
 ) -> tuple[EvaluationRow, str]:
     """The row of an evaluation that began at ``start``, and its line."""
     row: EvaluationRow = {
         "kind": kind,
         **text.row,
-        "tokens": found.tokens,
-        "loss": found.loss,
-        "perplexity": found.perplexity,
-        "published": found.published_perplexity,
-        **({} if found.bytes is None else {"bits_per_byte": found.bits_per_byte}),
+        "tokens": scores.tokens,
+        "loss": scores.loss,
+        "perplexity": scores.perplexity,
+        "published": scores.published_perplexity,
+        **({} if scores.bytes is None else {"bits_per_byte": scores.bits_per_byte}),
         "seconds": round(time.monotonic() - start, 3),
-        "batch_size": found.batch_size,
+        "batch_size": scores.batch_size,
     }
     shown = ", ".join(
         f"{key} {value}" if value is not True else key.replace("_", " ")
@@ -190,9 +190,9 @@ def perplexity_row(
     bits = f"{row['bits_per_byte']:.4f} bits per byte  " if "bits_per_byte" in row else ""
     adapted = "" if kind == "plain" else f"{kind}, "
     line = (
-        f"{adapted}{text_name(row)}: perplexity {found.perplexity:.3f}  {bits}"
-        f"(over all tokens, as papers count: {found.published_perplexity:.3f})  "
-        f"loss {found.loss:.4f}  {found.tokens:,} tokens{unknown}, batch size {found.batch_size}  "
-        f"{row['seconds']:.1f} s" + (f"  [{shown}]" if shown else "")
+        f"{adapted}{text_name(row)}: perplexity {scores.perplexity:.3f}  {bits}"
+        f"(over all tokens, as papers count: {scores.published_perplexity:.3f})  "
+        f"loss {scores.loss:.4f}  {scores.tokens:,} tokens{unknown}, batch size "
+        f"{scores.batch_size}  {row['seconds']:.1f} s" + (f"  [{shown}]" if shown else "")
     )
     return row | settings, line

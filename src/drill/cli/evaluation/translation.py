@@ -47,16 +47,16 @@ def evaluate_translation(
         corpus_scores(["-"], ["-"], tokenize=tokenize)  # a wrong name fails now, not after minutes
     language = run.settings.data["target"]
     chosen = precision or run.settings.training["precision"]
-    used = resolve_precision(chosen, torch.device(next(run.model.parameters()).device))
-    own_texts = (({"split": split}, *run.split(split)) for split in splits)
-    with evaluation_rows(run, used, as_json) as add:
-        for about, text, pairs in [_read(run, *files)] if files else own_texts:
+    resolved = resolve_precision(chosen, torch.device(next(run.model.parameters()).device))
+    split_texts = (({"split": split}, *run.split(split)) for split in splits)
+    with evaluation_rows(run, resolved, as_json) as add:
+        for about, text, pairs in [_read(run, *files)] if files else split_texts:
             start = time.monotonic()
             with (
                 run.search(precision=chosen, **search_options) as search,
                 counting(text_name(about), quiet) as progress,
             ):
-                found = evaluate_translator(
+                result = evaluate_translator(
                     run.model,
                     run.subwords,
                     text,
@@ -70,24 +70,24 @@ def evaluate_translation(
                 "kind": "translation",
                 **about,
                 "lines": len(text),
-                "tokens": found.fit.tokens,
-                "loss": found.fit.loss,
-                "perplexity": found.fit.perplexity,
-                **{key: getattr(found.scores, key) for key in SCORES},
-                "exact": found.exact,
+                "tokens": result.fit.tokens,
+                "loss": result.fit.loss,
+                "perplexity": result.fit.perplexity,
+                **{key: getattr(result.scores, key) for key in SCORES},
+                "exact": result.exact,
                 "beam": search.beam_size,
                 "length_penalty": search.length_penalty,
                 "seconds": round(time.monotonic() - start, 3),
             }
-            shown = _line(row, run.weights)
-            by_kind = accuracy_bands(run, text.target, found.hypotheses, note) if bands else {}
-            for kind, each in by_kind.items():
-                row[f"{kind}_bands"] = [asdict(band) for band in each]
-                shown += f"\n\n{table_text(accuracy_table({f'{kind}s': each}, of=kind))}"
-            add(row, shown)
+            line = _line(row, run.weights)
+            by_kind = accuracy_bands(run, text.target, result.hypotheses, note) if bands else {}
+            for kind, accuracy in by_kind.items():
+                row[f"{kind}_bands"] = [asdict(band) for band in accuracy]
+                line += f"\n\n{table_text(accuracy_table({f'{kind}s': accuracy}, of=kind))}"
+            add(row, line)
             if files is None:
                 path = run.folder.hypotheses(about["split"], language)
-                run.folder.write_lines(path, found.hypotheses)
+                run.folder.write_lines(path, result.hypotheses)
 
 
 def _read(

@@ -47,32 +47,32 @@ def analyse(
     from drill.training.run.folder import json_row
 
     names = distinct_names([path.resolve() for path in runs])
-    found = RunComparison(words=word or ())
+    comparison = RunComparison(words=word or ())
     loaded = {name: load_language_model(path, device=device) for path, name in names.items()}
     for name, run in loaded.items():
-        found.add(name, run)
+        comparison.add(name, run)
     if not as_json:
-        named = [(", ".join(text.models), text) for text in found.texts]
+        named = [(", ".join(text.models), text) for text in comparison.texts]
         echo(as_markdown(text_sections(named, css_classes(names.values()))))
         echo(f"{STREAMS}\n")
     ranks: dict[str, LogProbRank] = {}
     if not no_rank:
         for name, run in loaded.items():
-            given = run.settings.training
+            training = run.settings.training
             with counting(f"rank of {name}", quiet) as progress:
                 ranks[name] = log_prob_rank(
                     run.model,
                     run.ids.test,
-                    batch_size=given["valid_batch_size"],
-                    bptt=given["bptt"],
+                    batch_size=training["valid_batch_size"],
+                    bptt=training["bptt"],
                     progress=progress,
                 )
     if as_json:
         texts = [
             {**asdict(text), "ece": {name: each.ece for name, each in text.calibration.items()}}
-            for text in found.texts
+            for text in comparison.texts
         ]
-        ranked = {name: each._asdict() for name, each in ranks.items()}
+        ranked = {name: rank._asdict() for name, rank in ranks.items()}
         echo(json_row({"texts": texts, "ranks": ranked}, nan=None))
         return
     if ranks:

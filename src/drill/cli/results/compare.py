@@ -34,7 +34,7 @@ def compare(
     interval covers this text; for other seeds of training use `drill study`.
     """
     from drill.language_modeling.run import LanguageModelRun
-    from drill.report.analysis import paired_comparison as comparison
+    from drill.report.analysis import paired_comparison
     from drill.report.results.runs import distinct_names
     from drill.tasks import load
     from drill.training.run.folder import json_row
@@ -46,55 +46,55 @@ def compare(
     if isinstance(runs[0], LanguageModelRun):
         if reference is not None:
             raise SettingsError("is for translators", key="--reference")
-        found, rows = comparison.compare_losses(runs, text, watch)
+        comparison, rows = paired_comparison.compare_losses(runs, text, watch)
     else:
         if (text is None) != (reference is None):
             raise SettingsError("translators need both --text and --reference", key="--text")
-        found, rows = comparison.compare_translations(runs, text, reference, watch)
-    better = -1 if found["kind"] == "loss" else 1
+        comparison, rows = paired_comparison.compare_translations(runs, text, reference, watch)
+    better = -1 if comparison["kind"] == "loss" else 1
     for name, sign in (("gained", better), ("lost", -better)):
         changed = [row for row in rows if sign * row["change"] > 0]
-        found[name] = sorted(changed, key=lambda row: -sign * row["change"])[:top]
+        comparison[name] = sorted(changed, key=lambda row: -sign * row["change"])[:top]
     if as_json:
-        echo(json_row({"runs": [str(a), str(b)], **found}))
+        echo(json_row({"runs": [str(a), str(b)], **comparison}))
         return
-    named = distinct_names([a.resolve(), b.resolve()])
-    _print([named[a.resolve()], named[b.resolve()]], found)
+    names = distinct_names([a.resolve(), b.resolve()])
+    _print([names[a.resolve()], names[b.resolve()]], comparison)
 
 
-def _print(names: Sequence[str], found: dict[str, Any]) -> None:
-    shown, loss = console(), found["kind"] == "loss"
+def _print(names: Sequence[str], comparison: dict[str, Any]) -> None:
+    output, loss = console(), comparison["kind"] == "loss"
     digits = 4 if loss else 2
-    ends = [found["difference"], found["low"], found["high"]]
-    both = [f"{found[side]:.{digits}f}" for side in "ab"]
+    ends = [comparison["difference"], comparison["low"], comparison["high"]]
+    both = [f"{comparison[side]:.{digits}f}" for side in "ab"]
     change, low, high = (f"{value:+.{digits}f}" for value in ends)
     rows = [["loss, nats per token" if loss else "BLEU", *both, change, f"{low} to {high}"]]
     if loss:
-        both = [f"{perplexity_of(found[side]):,.2f}" for side in "ab"]
+        both = [f"{perplexity_of(comparison[side]):,.2f}" for side in "ab"]
         change, low, high = (f"{100 * (perplexity_of(value) - 1):+.2f}%" for value in ends)
         rows.append(["perplexity", *both, change, f"{low} to {high}"])
-    size = f"{found['tokens']:,} tokens" if loss else f"{found['lines']:,} lines"
-    shown.print(plain_table([size, *names, "difference", "95% interval"], rows))
-    share = found["lower" if loss else "higher"]
-    clear = not found["low"] <= 0.0 <= found["high"]
+    size = f"{comparison['tokens']:,} tokens" if loss else f"{comparison['lines']:,} lines"
+    output.print(plain_table([size, *names, "difference", "95% interval"], rows))
+    share = comparison["lower" if loss else "higher"]
+    clear = not comparison["low"] <= 0.0 <= comparison["high"]
     verdict = "the interval excludes 0" if clear else "the interval includes 0: no clear difference"
-    shown.print(f"difference = {names[1]} minus {names[0]}")
-    shown.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.")
-    shown.print("The interval covers the lines of this text, not other seeds of training.\n")
-    number = "{:.3f}".format if loss else "{:,}".format
+    output.print(f"difference = {names[1]} minus {names[0]}")
+    output.print(f"{names[1]} is better in {share:.1%} of the samples; {verdict}.")
+    output.print("The interval covers the lines of this text, not other seeds of training.\n")
+    format_count = "{:.3f}".format if loss else "{:,}".format
     for title in ("gained", "lost"):
         rows = [
             [
                 printable(row["word"]),
                 *([f"{row['seen']:,}"] if loss else []),
                 f"{row['tokens']:,}",
-                *(number(row[side]) for side in "ab"),
+                *(format_count(row[side]) for side in "ab"),
                 f"{row['change']:+.1f}" if loss else f"{row['change']:+,}",
             ]
-            for row in found[title]
+            for row in comparison[title]
         ]
         if rows:
             counted = ["training count"] if loss else []
             heads = [f"words that {title} most", *counted, "in the text"]
-            shown.print(plain_table([*heads, *names, "nats" if loss else "words"], rows))
-            shown.print()
+            output.print(plain_table([*heads, *names, "nats" if loss else "words"], rows))
+            output.print()

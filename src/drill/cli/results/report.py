@@ -55,16 +55,16 @@ def report(
         echo(markdown(folders, ledger or []))
         return
     check_replaceable(out)
-    found = RunComparison()
+    comparison = RunComparison()
     for folder, name in distinct_names(folders).items() if bands else ():
         if task_of(folder) != TRANSLATION:
             display.note(f"reading {folder}")
-            found.add(name, load_language_model(folder, device=device))
+            comparison.add(name, load_language_model(folder, device=device))
     page = write_report(
         folders,
         out,
         ledgers=ledger or [],
-        texts=found.texts,
+        texts=comparison.texts,
         title=title,
     )
     echo(f"wrote {page}")
@@ -98,20 +98,20 @@ def record(
     echo(f"added {row.name} to {ledger}: {scores}")
 
 
-def _readable_runs(given: list[Path]) -> list[Path]:
+def _readable_runs(paths: list[Path]) -> list[Path]:
     """Those that can be read: `runs/*` may match other files, and a run may be damaged."""
     from drill.report.results.runs import RunError, read_run
 
-    found, faults = [], []
-    for path in given:
+    readable, faults = [], []
+    for path in paths:
         try:
             read_run(path)
-            found.append(path)
+            readable.append(path)
         except RunError as error:
             hint = "; give ledgers by --ledger" if path.suffix == ".jsonl" else ""
             faults.append(f"{error}{hint}")
-    if faults and not found:
+    if faults and not readable:
         raise SettingsError(faults[0])
     for fault in faults:
         display.note(f"left out: {fault}")
-    return found
+    return readable

@@ -56,24 +56,24 @@ def study(
     for option, value in (("--time-to", time_to), ("--html", html)):
         if value and not report:
             raise SettingsError(f"{option}: needs --report")
-    wanted = read_plan(plan)
+    study_plan = read_plan(plan)
     if row:
-        wanted = wanted.only(row)
-    results = ledger or default_ledger(plan, wanted.ledger)
+        study_plan = study_plan.only(row)
+    results = ledger or default_ledger(plan, study_plan.ledger)
     if (report or status) and not results.exists():
         note(f"{results}: no results yet")
     if report:
-        states = States(wanted, results, None)
+        states = States(study_plan, results, None)
         if html is None:
             echo(study_markdown(states, time_to or ()))
         else:
             echo(f"wrote {write_study_page(states, html, time_to or ())}")
         return
     if status:
-        console().print(status_table(States(wanted, results, runs), parallel))
+        console().print(status_table(States(study_plan, results, runs), parallel))
         return
     runner = StudyRunner(
-        plan=wanted,
+        plan=study_plan,
         ledger=results,
         runs=runs,
         device=device,
@@ -83,7 +83,7 @@ def study(
         say=note,
     )
     states = runner.run()
-    if any(states.state(job) == FAILED for job in wanted.jobs()):
+    if any(states.state(job) == FAILED for job in study_plan.jobs()):
         raise Exit(1)
     if minutes is not None and states.to_run(retry):
         note(f"ended by --minutes {minutes:g}; the same command runs the other jobs")
