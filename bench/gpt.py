@@ -22,7 +22,7 @@ from drill.training.settings import Settings, recipe
 
 BASE, TRAINER = "transformers, compiled loop", "transformers Trainer"
 RECIPES = {"small": "gpt", "medium": "gpt-medium"}
-LAYERS = {"drill tied": "tied", "drill full": "untied", "drill deep-residual 2": "drill"}
+TIMED_LAYERS = {"drill tied": "tied", "drill full": "untied", "drill deep-residual 2": "drill"}
 LABELS = (32_000, 128_000)
 QUICK = {"embedding_dim": 32, "layers": 2, "heads": 2, "intermediate_size": 64}
 
@@ -93,7 +93,7 @@ def variants(case: Case, quick: bool) -> dict[str, Prepare]:
 
     models = {
         name: partial(our_step, settings(case.name, layer, quick), case, data)
-        for name, layer in LAYERS.items()
+        for name, layer in TIMED_LAYERS.items()
     }
     return {BASE: loop, TRAINER: trainer, **models}
 

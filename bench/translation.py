@@ -33,7 +33,7 @@ TASKS = ("training", "search")
 LENGTH = 32  # tokens of every sentence, on both sides
 BEAM = 4
 SMOOTHING = 0.1
-LAYERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
+TIMED_LAYERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
     "tied": TiedSoftmax,
     "deep-residual 2": lambda embedding: DeepResidual(embedding, depth=2),
 }
@@ -46,7 +46,7 @@ def translator(case: Case, layer: str) -> Translator:
     embedding = nn.Embedding(case.size.labels, case.size.width)
     sizes = {"layers": blocks, "heads": heads, "feedforward": inner, "norm": "post"}
     transformer = Transformer(embedding, **sizes, pad=PAD, init_embeddings=True)
-    model = Translator(transformer, LAYERS[layer](embedding))
+    model = Translator(transformer, TIMED_LAYERS[layer](embedding))
     with torch.no_grad():
         model.layer.bias[END] = -1e4
     return model.to(case.device)
@@ -112,7 +112,7 @@ def training(case: Case, compiled: bool) -> dict[str, Prepare]:
     suffixes += [COMPILED] if compiled else []
     return {
         name + suffix: partial(prepare, name, suffix)
-        for name in (BASE, *(f"drill {layer}" for layer in LAYERS))
+        for name in (BASE, *(f"drill {layer}" for layer in TIMED_LAYERS))
         for suffix in suffixes
     }
 
@@ -156,7 +156,7 @@ def search(case: Case, sentences: int, stack: ExitStack) -> dict[str, Prepare]:
 
         return step
 
-    models = {BASE: theirs, **{f"drill {layer}": partial(ours, layer) for layer in LAYERS}}
+    models = {BASE: theirs, **{f"drill {layer}": partial(ours, layer) for layer in TIMED_LAYERS}}
     if case.device.type == "cuda":
         models["drill tied, graph=False"] = partial(ours, "tied", graph=False)
     return models
@@ -174,7 +174,7 @@ def main() -> None:
     args = options.parse_args()
     for each in args.options:
         given = apply_overrides({}, [f"layer.{change}" for change in each.split(",")])["layer"]
-        LAYERS[f"deep-residual 2, {each}"] = partial(DeepResidual, depth=2, **given)
+        TIMED_LAYERS[f"deep-residual 2, {each}"] = partial(DeepResidual, depth=2, **given)
     rounds = (5, 100)
     every = (BASE, "drill")  # not captured as they are: an optimizer counts its steps on the host
     report = Report("translation", args)

@@ -39,7 +39,7 @@ BATCH, BPTT = 4, 10
 TIMES = ("seconds", "training_seconds", "elapsed", "tokens_per_second")
 """What differs between two equal runs."""
 
-LAYERS: dict[str, Callable[[nn.Embedding, float], OutputLayer]] = {
+SMALL_LAYERS: dict[str, Callable[[nn.Embedding, float], OutputLayer]] = {
     "tied": lambda e, p: TiedSoftmax(e),
     "deep-residual": lambda e, p: DeepResidual(e, depth=2, dropout=p, locked=True),
     "mixture": lambda e, p: MixtureOfSoftmaxes(TiedSoftmax(e), experts=3, dropout=p),
@@ -81,7 +81,7 @@ def small_model(
     encoder = AwdLstm(
         embedding, HIDDEN, 2, weight_drop=dropout, init_range=0.1, **dict.fromkeys(drops, dropout)
     )
-    return LanguageModel(encoder, LAYERS[layer](embedding, dropout)).to(dtype)
+    return LanguageModel(encoder, SMALL_LAYERS[layer](embedding, dropout)).to(dtype)
 
 
 def small_run(

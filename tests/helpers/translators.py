@@ -24,7 +24,7 @@ from drill.translation.train import TranslationTask
 
 WIDTH = 8
 
-LAYERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
+SMALL_LAYERS: dict[str, Callable[[nn.Embedding], OutputLayer]] = {
     "tied": TiedSoftmax,
     "deep-residual": lambda e: DeepResidual(e, depth=2, dropout=0.2, locked=True),
     "plain": lambda e: DeepResidual(e, depth=2),
@@ -61,7 +61,7 @@ def small_translator(
         embedding, layers=1, heads=2, feedforward=16, dropout=dropout, pad=PAD,
         init_embeddings=True,
     )  # fmt: skip
-    return Translator(transformer, LAYERS[layer](embedding)).to(dtype)
+    return Translator(transformer, SMALL_LAYERS[layer](embedding)).to(dtype)
 
 
 def small_optimizer() -> ScheduledOptimizer:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from drill.kernels.loss.nll import nll
-from drill.layers import LAYERS as ALL
-from drill.layers import DeepResidual, MatrixLayer, NotFoldable
+from drill.layers import LAYERS, DeepResidual, MatrixLayer, NotFoldable
 from tests.hf.tiny_models import (
     BART,
     CONFIGS,
@@ -32,7 +31,7 @@ WRAPPERS = {
     "sigsoftmax": {}, "plif": {"pieces": 9}, "softcap": {"cap": 5.0}, "mixtape": {"experts": 2},
     "doc": {"experts": [2]},
 }  # fmt: skip
-LAYERS = {
+ATTACHED_LAYERS = {
     "deep-residual": {"depth": 2}, "tied": {}, "full": {}, "bilinear": {"zero_start": False},
     "dual": {"zero_start": False, "joint_size": 24},
 }  # fmt: skip
@@ -64,11 +63,11 @@ def scores_and_targets(model, scores):
 
 @pytest.mark.parametrize(
     ("family", "layer"),
-    [*(("gpt2", layer) for layer in LAYERS), ("llama-untied", "full"), ("gemma", "deep-residual"),
-     ("gemma", "dual"), ("marian", "deep-residual")],
+    [*(("gpt2", layer) for layer in ATTACHED_LAYERS), ("llama-untied", "full"),
+     ("gemma", "deep-residual"), ("gemma", "dual"), ("marian", "deep-residual")],
 )  # fmt: skip
 def test_loss_of_training_and_its_gradients_are_those_of_the_logits(family, layer):
-    model = perturb(attach(build(family), layer, **LAYERS[layer]))
+    model = perturb(attach(build(family), layer, **ATTACHED_LAYERS[layer]))
     inputs = batch()
     expected = model(**inputs)  # in eval mode: from the logits
     loss = F.cross_entropy(*scores_and_targets(model, expected.logits))
@@ -131,7 +130,7 @@ EACH += [(family, layer) for family in ("gpt2", "marian") for layer in ("tied", 
 
 @pytest.mark.parametrize(("family", "layer"), [*EACH, ("llama", "dual")])
 def test_checkpoint_is_read_again(family, layer, tmp_path):
-    model = perturb(attach(build(family), layer, **LAYERS[layer]))
+    model = perturb(attach(build(family), layer, **ATTACHED_LAYERS[layer]))
     model.save_pretrained(tmp_path)
     again, report = auto(model.config).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -186,7 +185,7 @@ def test_a_checkpoint_is_not_taken_for_a_stock_one(family, tmp_path):
 @pytest.mark.parametrize(("family", "layer"), EACH)
 def test_folded_it_is_a_stock_model_with_the_same_logits(family, layer, tmp_path):
     stock_class = type(build(family))
-    model = perturb(attach(build(family), layer, **LAYERS[layer]))
+    model = perturb(attach(build(family), layer, **ATTACHED_LAYERS[layer]))
     expected = logits(model)
     stock = fold(model)
     assert type(stock) is stock_class
@@ -434,7 +433,9 @@ def test_what_cannot_be_attached_leaves_the_model_as_it_was(options, error, key)
     assert type(model.lm_head) is nn.Linear
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if not issubclass(ALL[name], MatrixLayer)])
+@pytest.mark.parametrize(
+    "name", [name for name in LAYERS if not issubclass(LAYERS[name], MatrixLayer)]
+)
 def test_layers_over_another_layer(name, tmp_path):
     options = {"zero_start": False, "inner": {"name": "deep-residual", "depth": 1}}
     model = perturb(attach(build("llama"), name, **options, **WRAPPERS[name]))

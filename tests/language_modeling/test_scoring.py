@@ -11,7 +11,7 @@ from drill.language_modeling.scoring import LINES as SAMPLED
 from drill.language_modeling.scoring import LONGEST, score
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
-from drill.models.sampling import draw
+from drill.models.token_sampling import draw
 from drill.training.precision import evaluating
 from tests.language_modeling.models import (
     CLOSED,

@@ -12,7 +12,7 @@ from drill.report.analysis.label_vectors import (
     nearest_labels,
     typical_labels,
 )
-from tests.helpers.language_models import BPTT, LAYERS, small_model, text
+from tests.helpers.language_models import BPTT, SMALL_LAYERS, small_model, text
 
 VECTORS = LabelVectors(
     torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0], [3.0, 3.9]]), torch.eye(4)[:, :3] * 2
@@ -42,7 +42,7 @@ def test_typical_labels_are_in_the_middle_of_their_bands():
     assert typical_labels(COUNTS, edges=(1, 50), exclude=[0, 3]) == [1, 2]
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", SMALL_LAYERS)
 def test_every_layer_has_label_vectors_and_a_calibration(layer):
     model = small_model(layer).eval()
     vectors = label_vectors(model.encoder.embedding, model.layer)

@@ -66,7 +66,7 @@ SOURCE = torch.tensor([[7, 30, 9, END], [8, END, PAD, PAD]])
 TARGET = torch.tensor([[BEGIN, 5, 99], [BEGIN, 44, 8]])
 
 
-LAYERS = {
+EXPORTED_LAYERS = {
     "tied": TiedSoftmax,
     "tied without bias": lambda e: TiedSoftmax(e, bias=False),
     "full": lambda e: FullSoftmax(len(e.weight), d),
@@ -79,13 +79,13 @@ LAYERS = {
 @pytest.mark.parametrize(
     ("name", "norm", "shared"),
     [
-        *((name, "post", True) for name in LAYERS),
+        *((name, "post", True) for name in EXPORTED_LAYERS),
         ("deep residual", "pre", True),
         ("deep residual", "post", False),
     ],
 )
 def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):
-    model = make(subwords, LAYERS[name], norm, shared)
+    model = make(subwords, EXPORTED_LAYERS[name], norm, shared)
     theirs = load(export_translator(model, subwords, tmp_path, positions=16))
     kind = "MarianMTModel" if norm == "post" else "PegasusForConditionalGeneration"
     assert type(theirs).__name__ == kind

@@ -16,7 +16,7 @@ from drill.layers.losses import head_log_probs
 from drill.layers.wrappers.sampled import foldable
 from drill.models.encoder import State
 from drill.models.language_model import LanguageModel
-from drill.models.sampling import check_sampling, draw
+from drill.models.token_sampling import check_sampling, draw
 from drill.training.precision import check_nan, evaluating
 
 BETWEEN_SAMPLES = "\n\n"  # separates two samples; no piece of a text looks like it

@@ -21,7 +21,7 @@ from drill.errors import require
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.models.encoder import State, map_state
 from drill.models.language_model import LanguageModel
-from drill.models.sampling import draw
+from drill.models.token_sampling import draw
 from drill.training.precision import check_nan, evaluating
 from drill.training.progress import perplexity_of
 

@@ -13,7 +13,7 @@ from drill.errors import require
 from drill.layers.checks import check_integer
 from drill.layers.losses import head_log_probs
 from drill.layers.wrappers.sampled import foldable
-from drill.models.sampling import check_sampling
+from drill.models.token_sampling import check_sampling
 from drill.models.translator import Translator
 from drill.training.options import DEFAULT_BEAM_SIZE, DEFAULT_LENGTH_PENALTY
 from drill.training.precision import autocast_to, evaluating

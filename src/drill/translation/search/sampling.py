@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drill.models.sampling import draw
+from drill.models.token_sampling import draw
 from drill.models.translator import Translator
 from drill.translation.search.decoding import (
     Batch,

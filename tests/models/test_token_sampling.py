@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drill.models.sampling import check_sampling, draw
+from drill.models.token_sampling import check_sampling, draw
 
 
 def double(*values: float) -> torch.Tensor:
