@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from drill.cli.demo import RECIPES, SEEDS
+from drill.cli.demo import FIVE_SEEDS, RECIPES
 from drill.report import read
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def test_the_spread_of_the_demo_is_that_of_the_ledger():
     )
     assert shown is not None
     rows = read(ROOT / "results/demo.jsonl")
-    for recipe, spread, printed in zip(RECIPES, SEEDS, shown.groups(), strict=True):
+    for recipe, spread, printed in zip(RECIPES, FIVE_SEEDS, shown.groups(), strict=True):
         tests = [row.test for row in rows if row.recipe == recipe]
         assert len(tests) == 5
         assert (round(mean(tests), 1), round(stdev(tests), 1)) == spread

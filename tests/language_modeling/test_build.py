@@ -1,6 +1,7 @@
 """From settings to a run folder and back: own text, end to end."""
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -72,7 +73,8 @@ def test_only_the_main_process_calls_on_start(tmp_path, text_folder, monkeypatch
     assert len(said) == 2 * first
 
 
-def test_train_logs_to_stderr_unless_quiet(tmp_path, text_folder, capsys):
+def test_train_logs_to_stderr_unless_quiet(tmp_path, text_folder, capsys, monkeypatch):
+    monkeypatch.setattr("drill.training.progress.FIRST_AFTER", math.inf)  # on a slow machine too
     train(small_settings(text_folder), tmp_path / "run", device="cpu")
     out, err = capsys.readouterr()
     lines = err.splitlines()

@@ -20,9 +20,7 @@ recipe = "{recipe}"
 corpus = "ptb"
 
 [encoder]
-embedding_dim = 400
-hidden_size = 1150
-layers = 3
+widths = [400, 1150, 1150, 400]
 
 [layer]
 name = "{layer}"
