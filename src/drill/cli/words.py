@@ -78,6 +78,8 @@ def words(
                 echo(f"{word}: nearest {', '.join(nearest)}")
     if out is not None:
         added.save(out)
+        if not quiet:
+            note(f"saved in {out}")
     elif score is None and not quiet:
         note("nothing is saved; --out FOLDER saves the run with these words")
     if score is not None:

@@ -59,7 +59,7 @@ def read_evaluations(
     path = files.evaluations
     rows = [
         {key: value for key, value in row.items() if value is not None}
-        for row in read_rows(path)
+        for row in read_rows(path, ["kind"])
         if as_finite(row.get("perplexity")) is not None
         and row.get("split") != OWN_FILES
         and (row["kind"] in (*DYNAMIC_AND_CACHE, HELD_OUT) or any(key in row for key in BANDS))

@@ -179,7 +179,7 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, without a last one that was cut off."""
-        return read_rows(self.metrics)
+        return read_rows(self.metrics, ("kind", "epoch"))
 
     def test_row(self) -> dict[str, Any] | None:
         """The row of the test, the last one of a finished run; None before."""
@@ -242,17 +242,19 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return json_row(row).encode("utf-8") + b"\n"
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of lines; a last line without its end is still being written."""
+def read_rows(path: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a file, which all have ``keys``; a last line without its end is left out."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
-            rows.append({**json.loads(line)})
-        except (ValueError, TypeError, RecursionError):
-            fault = f"line {number} is no JSON object"
-            hint = "restore the file from a copy; one of evaluations may be removed"
-            raise RunFolderError(fault, key=str(path), hint=hint) from None
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if isinstance(row, dict) and row.keys() >= {*keys}:
+                rows.append(row)
+        if len(rows) < number:
+            fault = f"line {number} is no JSON object with {' and '.join(keys)}"
+            hint = "restore the file from a copy, or delete the line"
+            raise RunFolderError(fault, key=str(path), hint=hint)
     return rows
 
 
