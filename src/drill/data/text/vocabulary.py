@@ -180,7 +180,7 @@ class Vocabulary:
         return self.words[index]
 
     def writer(self, last: int) -> Callable[[int], str]:
-        """A function from one id earlier another, the first earlier ``last``, to their text."""
+        """A function from one id after another, the first after ``last``, to their text."""
         previous = self.words[last]
 
         def write(index: int) -> str:

@@ -100,8 +100,8 @@ class Sgd(FusedSgd, RunScheduled):
     """w <- w - lr (g + weight_decay w), g clipped; with a schedule and an average of late weights.
 
     Args:
-        lr_decay: from then on each epoch divides the rate by it once more.
         lr_decay_after: epochs at the full rate.
+        lr_decay: from then on each epoch divides the rate by it once more.
 
     Other arguments are those of ``RunScheduled`` and ``ScheduledOptimizer``.
     """
