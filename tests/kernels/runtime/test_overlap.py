@@ -235,8 +235,8 @@ def test_recordings_share_their_memory_and_torch_has_nothing_to_warn_of(options)
             gc.collect()
             torch.cuda.empty_cache()  # of other tests
             graphs.warm_up(step)
-            some = max(reserved() for _ in range(3))
-            assert max(reserved() for _ in range(6)) == some
+            settling = max(reserved() for _ in range(8))
+            assert max(reserved() for _ in range(4)) <= settling
     finally:
         torch.set_warn_always(always)
 
