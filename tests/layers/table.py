@@ -96,15 +96,17 @@ CASES: dict[str, Case] = {
     "deep residual 0": row("deep-residual", depth=0),
     "deep residual 1": row("deep-residual", depth=1),
     "deep residual 2": deep,
-    "deep residual 4": row("deep-residual", depth=4, init_range=0.3),
+    "deep norm": row("deep-residual", depth=4, norm="rms", init_range=0.3),
     "deep residual relu": row("deep-residual", depth=2, activation="relu"),
     "deep zero start": row("deep-residual", depth=2, activation="tanh", zero_start=True),
-    "deep mlp": row("deep-residual", depth=2, norm="rms", block="mlp", locked=False, **drop),
+    "deep mlp": row("deep-residual", depth=2, activation="gelu", block="mlp", **drop),
     "deep mlp zero start": row(
         "deep-residual", depth=1, activation="silu", norm="rms", block="mlp", zero_start=True
     ),
     "deep gate": row("deep-residual", depth=2, **gate),
-    "deep mlp gate": row("deep-residual", depth=2, block="mlp", **gate),
+    "deep mlp gate": row(
+        "deep-residual", depth=2, activation="silu", norm="rms", block="mlp", **gate
+    ),
     "deep of other width": row("deep-residual", hidden_size=H, depth=2, residual=False),
     "deep between": row("deep-residual", depth=3, residual_between=True),
     "deep only between": row("deep-residual", depth=3, residual=False, residual_between=True),
