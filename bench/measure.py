@@ -73,9 +73,7 @@ def measure(
             torch.cuda.empty_cache()
     for name, ms in _take_turns(steps, device, seconds, rounds).items():
         rows[name] = {
-            "ms_median": median(ms),
-            "ms_min": min(ms),
-            "ms_p90": sorted(ms)[int(0.9 * (len(ms) - 1))],
+            **_spread("ms", ms),
             "ms_graph_median": None,
             "rounds": len(ms),
             **rows[name],
@@ -87,8 +85,13 @@ def measure(
             if not name.startswith(tuple(no_graph)) and (graph := _captured(step))
         }
         for name, ms in _take_turns(graphs, device, seconds, rounds).items():
-            rows[name]["ms_graph_median"] = median(ms)
+            rows[name] |= _spread("ms_graph", ms)
     return rows
+
+
+def _spread(key: str, ms: Sequence[float]) -> Row:
+    p90 = sorted(ms)[int(0.9 * (len(ms) - 1))]
+    return {f"{key}_median": median(ms), f"{key}_min": min(ms), f"{key}_p90": p90}
 
 
 def fastest(steps: Sequence[Step], device: torch.device) -> Step:

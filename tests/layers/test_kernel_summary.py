@@ -44,7 +44,7 @@ IN_CHUNKS = "loss chunked (the logits would take 11 MiB)"
         (lambda: MixtureOfSoftmaxes(deep(), 2), [ON_A_CPU, IN_CHUNKS.replace("11", "23")]),
         (lambda: SampledSoftmax(deep()), [ON_A_CPU]),
         (lambda: AdaptiveSoftmax(tied(), [2_000]), ["the head's loss reference (the logits"]),
-        (lambda: deep(impl="reference"), ["labels reference (asked for)", IN_CHUNKS]),
+        (lambda: deep(impl="reference"), ["labels reference (requested)", IN_CHUNKS]),
     ],
 )
 def test_loss_and_labels_have_reasons(layer, lines):

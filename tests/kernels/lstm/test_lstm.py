@@ -56,7 +56,7 @@ def test_every_choice_is_logged_once(caplog):
     with caplog.at_level("INFO", logger="drill"):
         for impl in ("auto", "reference", "auto"):
             lstm(x, h, c, weights, impl)
-    assert caplog.messages == ["lstm: PyTorch's own (on a CPU)", "lstm: reference (asked for)"]
+    assert caplog.messages == ["lstm: PyTorch's own (on a CPU)", "lstm: reference (requested)"]
 
 
 def test_the_choice_says_why():

@@ -120,13 +120,13 @@ def resolve_encoder(
 ) -> Choice:
     """The implementation that encodes labels (V, d) by these maps, and why."""
     if impl == "reference":
-        return Choice("reference", "asked for")
+        return Choice("reference", "requested")
     device = embedding.device.type
     if impl == "auto" and device != "cuda":  # there Triton interprets, if at all
         return Choice("reference", f"the labels are on {device}")
     missing = _fused_missing(embedding, maps, residual_between)
     if missing is None:
-        reason = f"CUDA device, {compute_dtype(embedding)}" if impl == "auto" else "asked for"
+        reason = f"CUDA device, {compute_dtype(embedding)}" if impl == "auto" else "requested"
         return Choice("triton", reason)
     if impl == "auto":
         return Choice("reference", missing)

@@ -136,12 +136,12 @@ def choose(impl: Implementation, x: Tensor, w_hh: Tensor, plain: bool = True) ->
     if not plain and impl in ("cudnn", "persistent"):
         raise ValueError(f"lstm: impl {impl} does not run here: {special}; use auto")
     if impl in ("reference", "cudnn"):
-        return impl, "asked for"
+        return impl, "requested"
     if impl != "auto":
         obstacle = _unavailable(impl, x, w_hh)
         if obstacle is not None:
             raise ValueError(f"lstm: impl {impl} does not run here: {obstacle}; use auto")
-        return impl, "asked for"
+        return impl, "requested"
     slow = "cudnn" if plain else "reference"
     if not x.is_cuda:  # there Triton interprets, if at all
         return slow, f"on {'a CPU' if x.device.type == 'cpu' else x.device.type}"

@@ -35,12 +35,12 @@ def choose_sublayer(
     not depend on how a model was trained.
     """
     if impl == "reference":
-        return "reference", "asked for"
+        return "reference", "requested"
     missing = triton_missing(x.device, x.dtype)
     if impl == "triton":
         if missing is not None:
             raise ValueError(f'impl="triton": {missing}; use impl="reference" or impl="auto"')
-        return "triton", "asked for"
+        return "triton", "requested"
     if x.device.type != "cuda":
         return "reference", f"made for CUDA devices, not {x.device.type}"
     if torch.compiler.is_compiling():
