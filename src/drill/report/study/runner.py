@@ -173,9 +173,8 @@ class StudyRunner:
                 start_new_session=True,  # Ctrl-C reaches it through us only
             )
         self.running.append(_RunningJob(job, process, log, log_size, time.monotonic()))
-        estimate = self.states.minutes(job)
-        about = "" if estimate is None else f", about {estimate:.1f} min"
-        self.say(f"{job}: started{about}")
+        about = self.states.minutes_left([job])
+        self.say(f"{job}: started{'' if about == '?' else f', about {about} min'}")
 
     def _stop(self, why: str) -> None:
         """Ask running jobs to save and stop."""

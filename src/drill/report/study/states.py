@@ -1,6 +1,7 @@
 """Which jobs of a study are done: read from its ledger, and from run folders for the weights."""
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
 
@@ -88,27 +89,36 @@ class States:
         failed = f", {states.count(FAILED)} failed" if FAILED in states else ""
         return f"{states.count(DONE)} of {len(states)} jobs done{failed}"
 
-    def minutes(self, job: Job, by_others: bool = True) -> float | None:
+    def minutes(self, job: Job) -> float | None:
         """An estimate: the mean of finished jobs of the row and stage, else training.max_minutes,
-        else, ``by_others``, the mean of all rows; None: unknown."""
-        times = {
-            other: seconds
-            for other in self.plan.jobs()
-            if other.stage == job.stage and (seconds := self._seconds(other)) is not None
-        }
-        if row_times := [seconds for other, seconds in times.items() if other.row == job.row]:
-            return mean(row_times) / 60
-        limit: float | None = job.settings.training["max_minutes"] if job.trains else None
-        if limit is not None:
-            return limit
-        return mean(times.values()) / 60 if times and by_others else None
+        else the mean of all rows; None: unknown."""
+        own = self._own_minutes(job)
+        times = [time for other, time in self._times.items() if other.stage == job.stage]
+        return mean(times) / 60 if own is None and times else own
 
     def minutes_left(self, jobs: Sequence[Job], parallel: int = 1) -> str:
-        """``12.5``, ``12.5+`` where the time of some is unknown, ``?`` where that of all is."""
-        times = known(self.minutes(job, by_others=False) for job in jobs)
-        if jobs and not times:
-            return "?"
-        return f"{sum(times) / parallel:.1f}{'+' if len(times) < len(jobs) else ''}" if jobs else ""
+        """``12.5``; ``12.5?`` where some are estimated by other rows, ``12.5+`` where the time of
+        some is unknown, ``?`` where that of all is."""
+        times = known(map(self.minutes, jobs))
+        if not times:
+            return "?" if jobs else ""
+        guessed = len(times) > len(known(map(self._own_minutes, jobs)))
+        marks = f"{'?' if guessed else ''}{'+' if len(times) < len(jobs) else ''}"
+        return f"{sum(times) / parallel:.1f}{marks}"
+
+    def _own_minutes(self, job: Job) -> float | None:
+        """The estimate without other rows."""
+        same = [each for each in self._times if (each.row, each.stage) == (job.row, job.stage)]
+        if same:
+            return mean(self._times[each] for each in same) / 60
+        limit: float | None = job.settings.training["max_minutes"] if job.trains else None
+        return limit
+
+    @cached_property
+    def _times(self) -> dict[Job, float]:
+        """Seconds of finished jobs."""
+        times = {job: self._seconds(job) for job in self.plan.jobs()}
+        return {job: seconds for job, seconds in times.items() if seconds is not None}
 
     def _seconds(self, job: Job) -> float | None:
         if (row := self.result(job)) is None:
