@@ -27,6 +27,7 @@ def test_only_pages_of_drill_are_replaced(run_cli, cli_error, workspace):
     (workspace / "report.html").unlink()
     for words in (["runs/nope"], ["--ledger", "nope"]):
         cli_error("report", *words, key=f" {words[-1]}: ")
+    cli_error("report", "tiny.toml", key="drill study PLAN --report")
 
 
 def test_the_ledger_is_next_to_the_run_by_default(run_cli, cli_error, workspace, monkeypatch):

@@ -11,6 +11,10 @@ from drill.errors import SettingsError
 
 PAGE = "report.html"
 LEDGER = "ledger.jsonl"  # next to the run folders
+HINTS = {
+    ".jsonl": "; give ledgers by --ledger",
+    ".toml": "; the report of a plan is drill study PLAN --report",
+}
 
 
 def report(
@@ -108,8 +112,7 @@ def _readable_runs(paths: list[Path]) -> list[Path]:
             read_run(path)
             readable.append(path)
         except RunError as error:
-            hint = "; give ledgers by --ledger" if path.suffix == ".jsonl" else ""
-            faults.append(f"{error}{hint}")
+            faults.append(f"{error}{HINTS.get(path.suffix, '')}")
     if faults and not readable:
         raise SettingsError(faults[0])
     for fault in faults:
