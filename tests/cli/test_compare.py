@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from drill.language_modeling.run import load_language_model
+from drill.report import read_run
 from drill.tasks import train
 from drill.training.settings import recipe
 from tests.helpers.workspaces import inside, pairs_workspace, run_cli_in, text_workspace
@@ -95,3 +96,9 @@ def test_analyse_prints_bands_and_ranks(cli_output, workspace):
     assert 0 < text["ece"]["tiny"] < 1
     assert text["norms"]["tiny"][0]["types"] > 0
     assert text["nearest"]["tiny"][0]["output"]
+    cli_output("analyse", "runs/more", "--no-rank", "--device", "cpu")
+    (kept,) = read_run("runs/more").evaluations
+    assert (kept["kind"], kept["split"]) == ("analyse", "test")
+    assert kept["bands"] == text["losses"]["more"]
+    ranks = {key: kept[f"rank_{key}"] for key in ("absolute", "relative", "bound")}
+    assert ranks.items() <= found["ranks"]["more"].items()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+STAGES = ("train", "cache", "analyse")
 PLAN = """
 name = "tiny"
-stages = ["train", "cache"]
+stages = ["train", "cache", "analyse"]
 set = ["training.epochs=1"]
 
 [[row]]
@@ -27,17 +28,17 @@ def workspace(workspace):
 def test_a_plan_becomes_a_table(run_cli):
     code, out, err = run_cli("study", "plan.toml", "--device", "cpu", "--minutes", "10")
     assert (code, out) == (0, "")
-    jobs = [f"tied-seed-1 {stage}" for stage in ("train", "train", "cache", "cache")]
+    jobs = [f"tied-seed-1 {stage}" for stage in STAGES for _ in "ab"]
     assert [line.partition(":")[0] for line in err.splitlines()] == [*jobs, "results/tiny.jsonl"]
     lines = Path("results/tiny.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
-    assert kinds == ["result", "evaluation", "evaluation"]
+    assert kinds == ["result", *["evaluation"] * 3]
     assert run_cli("study", "plan.toml", "--status")[1].splitlines()[1].split() == [
-        "tied", "1", "done", "done",
+        "tied", "1", "done", "done", "done",
     ]  # fmt: skip
-    assert run_cli("study", "plan.toml") == (0, "", "results/tiny.jsonl: 2 of 2 jobs done\n")
+    assert run_cli("study", "plan.toml") == (0, "", "results/tiny.jsonl: 3 of 3 jobs done\n")
     report = run_cli("study", "plan.toml", "--report", "--time-to", "100")[1]
-    assert "### cache" in report
+    assert all(f"### {stage}" in report for stage in STAGES)
     assert "| tied | 1 |" in report
     out = run_cli("study", "plan.toml", "--report", "--html", "study.html")[1]
     assert out == "wrote study.html\n"

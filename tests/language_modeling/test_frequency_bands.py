@@ -30,12 +30,13 @@ def test_bands_by_hand():
         "never", "1 to 49", "50 to 99", "100 to 249", "250 to 499", "500 to 999", "1,000 to 2,499",
         "2,500 to 4,999", "5,000 and more",
     ]  # fmt: skip
-    assert bands[0] == Band(0, 1, types=1, tokens=1, loss=9.0)
-    assert bands[1] == Band(1, 50, types=2, tokens=3, loss=18.0)
-    assert bands[2] == Band(50, 100, types=1, tokens=1, loss=5.0)
-    assert bands[7] == Band(2500, 5000, types=0, tokens=0, loss=0.0)
-    assert bands[8] == Band(5000, None, types=1, tokens=3, loss=3.0)
-    assert bands[1].mean_loss == 6.0
+    assert bands[0] == Band(0, 1, types=1, tokens=1, loss=9.0, type_loss=9.0)
+    assert bands[1] == Band(1, 50, types=2, tokens=3, loss=18.0, type_loss=8.0 + 5.0)
+    assert bands[2] == Band(50, 100, types=1, tokens=1, loss=5.0, type_loss=5.0)
+    assert bands[7] == Band(2500, 5000, types=0, tokens=0, loss=0.0, type_loss=0.0)
+    assert bands[8] == Band(5000, None, types=1, tokens=3, loss=3.0, type_loss=1.0)
+    assert (bands[1].mean_loss, bands[1].mean_by_types) == (6.0, 6.5)
+    assert (bands[7].mean_by_types, Band(0, 1, 1, 1, 9.0).mean_by_types) == (None, None)
     assert bands[1].perplexity == pytest.approx(math.exp(6.0))
     assert math.isnan(bands[7].mean_loss)
     assert math.isnan(bands[7].perplexity)

@@ -54,10 +54,15 @@ if command not in ("train", "finetune"):
     kind = "translation" if command == "evaluate" else stage
     weights = {"weights": "best", "weights_fingerprint": "f" * 64}
     weights |= {"among": 7.0, "mass": 0.25} if command == "words" else {}
+    splits = (("valid", 10), ("test", 1))
+    if command == "analyse":
+        bands = json.loads(pathlib.Path("figures.json").read_text())[f"{folder.name} bands"]
+        weights |= {"rank_absolute": 10, "rank_relative": 18 if folder.name[0] == "b" else 14}
+        weights, splits = {**weights, "rank_bound": 18, "bands": bands}, splits[1:]
     write("evaluations.jsonl", [
         {"kind": kind, "split": split, "perplexity": 50.0, "published": 49.9, "seconds": 30.0,
          "batch_size": size if command == "words" else 1, **weights}
-        for split, size in (("valid", 10), ("test", 1))
+        for split, size in splits
     ])
     sys.exit()
 

@@ -124,6 +124,24 @@ def test_held_out_words_have_a_table(workspace):
     assert rows[6].startswith(start)
 
 
+def test_analyses_have_ranks_and_loss_by_types(workspace):
+    def bands(by_types: float) -> list:
+        names = ("low", "high", "types", "tokens", "loss", "type_loss")
+        found = ([0, 1, 0, 0, 0.0, 0.0], [1, None, 2, 4, 9.0, 2 * by_types])
+        return [dict(zip(names, band, strict=True)) for band in found]
+
+    values = {"a": 3.0, "b": 2.5}
+    made = {f"{a}-seed-{n} bands": bands(each) for a, each in values.items() for n in (1, 2)}
+    Path("figures.json").write_text(json.dumps(made))
+    text = reported(workspace, 'stages = ["train", "analyse"]' + PLAN)
+    ranks, types = text.split("### analyse")[1].split("**Loss by training count, over types**")
+    assert "| a | 2 | 10.0 ± 0.0 | 14.0 ± 0.0 |" in ranks
+    assert "| +4.0 (+4.0 to +4.0) | < 0.001 | 18 |" in ranks
+    assert "| b | 2 | 2.500 ± 0.000 | -0.500 (-0.500 to -0.500) |" in types
+    again = States(workspace.plan('stages = ["train", "analyse"]' + PLAN), workspace.ledger, None)
+    assert again.status_line() == "8 of 8 jobs done"
+
+
 def test_a_row_has_the_papers_figures_of_its_recipe_or_of_the_one_it_names(workspace):
     Path("ptb-tied.toml").write_text(Path("tiny.toml").read_text())
     plan = 'stages = ["train", "finetune", "cache"]' + PLAN + 'paper = "ptb-tied"\n'

@@ -1,14 +1,16 @@
 """`drill analyse`: loss by frequency, calibration, label vectors, rank."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import counting
 
+RANK_KEYS = ("absolute", "relative", "bound")
 STREAMS = (
     "The test text is cut into up to 20 streams, whose first tokens are not predicted; "
     "drill evaluate --bands reads it as the test of training does."
@@ -35,13 +37,15 @@ def analyse(
     Loss by how often a word or subword occurs in training, also relative to the first run, by
     types and by tokens; bits per byte of subwords; calibration; norms of labels by frequency and
     nearest labels, in the embedding E and in the output layer's g_out(E); and the rank of the
-    log-probabilities. `drill report` can draw all but the last.
+    log-probabilities. `drill report` can draw all but the last. Losses and rank are appended to
+    RUN/evaluations.jsonl, unless --no-rank.
     """
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
-    from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
+    from drill.report.analysis.log_prob_rank import RANK_NOTE, LogProbRank, log_prob_rank
     from drill.report.page.figures import css_classes
     from drill.report.page.page import Section, as_markdown, text_sections
+    from drill.report.results.evaluations import ANALYSIS
     from drill.report.results.runs import distinct_names
     from drill.report.tables.markup import Table
     from drill.training.run.folder import json_row
@@ -49,24 +53,30 @@ def analyse(
     names = distinct_names([path.resolve() for path in runs])
     comparison = RunComparison(words=word or ())
     loaded = {name: load_language_model(path, device=device) for path, name in names.items()}
-    for name, run in loaded.items():
-        comparison.add(name, run)
-    if not as_json:
-        named = [(", ".join(text.models), text) for text in comparison.texts]
-        echo(as_markdown(text_sections(named, css_classes(names.values()))))
-        echo(f"{STREAMS}\n")
     ranks: dict[str, LogProbRank] = {}
-    if not no_rank:
-        for name, run in loaded.items():
-            training = run.settings.training
-            with counting(f"rank of {name}", quiet) as progress:
-                ranks[name] = log_prob_rank(
-                    run.model,
-                    run.ids.test,
-                    batch_size=training["valid_batch_size"],
-                    bptt=training["bptt"],
-                    progress=progress,
-                )
+    saved: dict[str, dict[str, Any]] = {}
+    for name, run in loaded.items():
+        start, training = time.monotonic(), run.settings.training
+        losses = comparison.add(name, run)
+        if no_rank:
+            continue
+        with counting(f"rank of {name}", quiet) as progress:
+            ranks[name] = log_prob_rank(
+                run.model,
+                run.ids.test,
+                batch_size=training["valid_batch_size"],
+                bptt=training["bptt"],
+                progress=progress,
+            )
+        saved[name] = {
+            "run": str(run.folder.path),
+            **run.origin.row(),
+            "kind": ANALYSIS,
+            "split": "test",
+            **losses,
+            **{f"rank_{key}": getattr(ranks[name], key) for key in RANK_KEYS},
+            "seconds": round(time.monotonic() - start, 3),
+        }
     if as_json:
         texts = [
             {**asdict(text), "ece": {name: each.ece for name, each in text.calibration.items()}}
@@ -74,8 +84,11 @@ def analyse(
         ]
         ranked = {name: rank._asdict() for name, rank in ranks.items()}
         echo(json_row({"texts": texts, "ranks": ranked}, nan=None))
-        return
-    if ranks:
+    else:
+        named = [(", ".join(text.models), text) for text in comparison.texts]
+        echo(as_markdown(text_sections(named, css_classes(names.values()))))
+        echo(f"{STREAMS}\n")
+    if ranks and not as_json:
         rows = [
             [
                 ("run", name),
@@ -87,8 +100,6 @@ def analyse(
             ]
             for name, r in ranks.items()
         ]
-        remark = (
-            "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the "
-            "released code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
-        )
-        echo(as_markdown([Section("rank", "Rank", [Table.of(rows, [remark])])]))
+        echo(as_markdown([Section("rank", "Rank", [Table.of(rows, [RANK_NOTE])])]))
+    for name, row in saved.items():
+        loaded[name].folder.keep_evaluation(row)

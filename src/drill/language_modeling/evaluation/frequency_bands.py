@@ -63,11 +63,17 @@ class Band(CountRange):
     types: int  # distinct words among the targets
     tokens: int  # their occurrences
     loss: float  # summed -log p, in nats
+    type_loss: float | None = None  # the mean -log p of each type, summed; older rows have none
 
     @property
     def mean_loss(self) -> float:
         """Per token; NaN where no token is in the band."""
         return self.loss / self.tokens if self.tokens else math.nan
+
+    @property
+    def mean_by_types(self) -> float | None:
+        """Per token of a type, the mean over types; None where it is not known."""
+        return self.type_loss / self.types if self.types and self.type_loss is not None else None
 
     @property
     def perplexity(self) -> float:
@@ -115,7 +121,14 @@ def frequency_bands(
     """
     count, tokens, loss = _by_word(losses, targets, counts, exclude)
     return [
-        Band(low, high, int(inside.sum()), int(tokens[inside].sum()), float(loss[inside].sum()))
+        Band(
+            low,
+            high,
+            int(inside.sum()),
+            int(tokens[inside].sum()),
+            float(loss[inside].sum()),
+            float((loss / tokens)[inside].sum()),
+        )
         for low, high, inside in _bands(count, edges, counts, exclude)
     ]
 

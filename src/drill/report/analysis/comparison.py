@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from drill.report.analysis.label_vectors import (
 )
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
 from drill.report.tables.band_tables import TextBands
+from drill.training.progress import perplexity_of
 from drill.translation.run import TranslationRun
 
 Say = Callable[[str], None]
@@ -51,7 +52,8 @@ class RunComparison:
         """Runs that have read the same text are in one."""
         return [text for text, _ in self._texts.values()]
 
-    def add(self, name: str, run: LanguageModelRun) -> None:
+    def add(self, name: str, run: LanguageModelRun) -> dict[str, Any]:
+        """Returns the losses of the run as a row of evaluations.jsonl has them."""
         vocabulary, ids = run.vocabulary, run.ids.test
         batch_size = max(1, min(BATCH, len(ids) // 2))  # the same for all runs on a text
         targets = batchify(ids, batch_size)[1:].t().flatten()  # as ``token_losses`` predicts them
@@ -83,6 +85,14 @@ class RunComparison:
             nearest_labels(vectors, label, vocabulary.display, vocabulary.counts, top=NEAREST)
             for label in labels or typical_labels(vocabulary.counts, **options)
         ]
+        loss = float(losses.double().mean())
+        return {
+            "tokens": len(losses),
+            "loss": loss,
+            "perplexity": perplexity_of(loss),
+            "batch_size": batch_size,
+            "bands": [asdict(band) for band in text.losses[name]],
+        }
 
 
 def _label(name: str, vocabulary: Vocabulary, word: str) -> int:

@@ -1,4 +1,4 @@
-"""Evaluations of a run by `drill evaluate`, `drill dynamic`, `drill cache` and `drill words`.
+"""Evaluations of a run by `drill evaluate`, `dynamic`, `cache`, `words` and `analyse`.
 
 A row has what was measured, the settings, and the fingerprint of the weights. Only evaluations of
 the weights that the run was tested with are used: a run may have been trained further since.
@@ -15,6 +15,8 @@ from drill.training.run.folder import RunFolder, read_rows
 
 DYNAMIC_AND_CACHE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
 HELD_OUT = "words"  # as above: scores of held-out words
+ANALYSIS = "analyse"  # loss by frequency and rank of the log-probabilities, on the test text
+KEPT = (*DYNAMIC_AND_CACHE, HELD_OUT, ANALYSIS)
 OWN_FILES = "files"
 """The ``split`` of an evaluation of other files: ``text``, or ``source`` and ``reference``."""
 
@@ -24,6 +26,7 @@ BANDS = ("word_bands", "subword_bands")
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
 MEASURED |= {"weights", "weights_epoch", "weights_step", "weights_steps", "batch_size"}
 MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte", "bands", *BANDS}
+MEASURED |= {"rank_absolute", "rank_relative", "rank_bound"}
 MEASURED |= {"types", "text_perplexity", "mass_elsewhere"}
 MEASURED |= {f"{of}{key}" for of in ("", "backoff_") for key in ("rank", "median_rank", "mass")}
 MEASURED |= {"among", "backoff_perplexity", "mixed_perplexity"}
@@ -51,7 +54,7 @@ class Pair(NamedTuple):
 def read_evaluations(
     files: RunFolder, test: Mapping[str, Any], remarks: list[str]
 ) -> tuple[Evaluation, ...]:
-    """The ``latest`` of dynamic evaluation, cache and words by frequency, of the tested weights.
+    """The ``latest`` of all kinds but plain evaluation, of the tested weights.
 
     ``test`` is the row of the test in metrics.jsonl. Sentences on lines of other weights are added
     to ``remarks``.
@@ -62,7 +65,7 @@ def read_evaluations(
         for row in read_rows(path, ["kind"])
         if as_finite(row.get("perplexity")) is not None
         and row.get("split") != OWN_FILES
-        and (row["kind"] in (*DYNAMIC_AND_CACHE, HELD_OUT) or any(key in row for key in BANDS))
+        and (row["kind"] in KEPT or any(key in row for key in BANDS))
     ]
     if not rows:
         return ()

@@ -19,9 +19,9 @@ from drill.training.schema import with_defaults
 from drill.training.settings import KERNELS, TRANSLATION, Settings, recipe, resolve_settings
 
 TRAIN, FINETUNE, DYNAMIC, CACHE, BLEU = "train", "finetune", "dynamic", "cache", "bleu"
-WORDS = "words"
+WORDS, ANALYSE = "words", "analyse"
 TRAINING = (TRAIN, FINETUNE)  # stages that write a run folder; the others evaluate one
-OF_LANGUAGE_MODELS = (TRAIN, FINETUNE, DYNAMIC, CACHE, WORDS)
+OF_LANGUAGE_MODELS = (TRAIN, FINETUNE, DYNAMIC, CACHE, WORDS, ANALYSE)
 OF_TRANSLATORS = (TRAIN, BLEU)
 STAGES = (*OF_LANGUAGE_MODELS, BLEU)
 

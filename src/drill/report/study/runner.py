@@ -284,8 +284,8 @@ def _set(changes: Sequence[str]) -> list[str]:
 
 def _summary(row: Row, stage: str) -> str:
     if stage not in (*TRAINING, BLEU):
-        figures = [perplexity(evaluation["perplexity"]) for evaluation in stage_results(row, stage)]
-        return f"valid, test {', '.join(figures) or 'not yet'}"
+        figures = [f"{e['split']} {perplexity(e['perplexity'])}" for e in stage_results(row, stage)]
+        return ", ".join(figures) or "nothing yet"
     bleu = row.extra.get("bleu")
     test = f"test {perplexity(row.test) or 'not yet'}" if bleu is None else f"BLEU {bleu:.2f}"
     return f"valid {perplexity(row.valid)}, {test}"

@@ -9,7 +9,7 @@ from drill.errors import SettingsError
 from drill.report.results.evaluations import TRANSLATION, Evaluation, last_pair
 from drill.report.results.ledger import FailedJob, Row, read, read_failures
 from drill.report.results.run_files import known
-from drill.report.study.plan import BLEU, Job, Plan, identity
+from drill.report.study.plan import ANALYSE, BLEU, Job, Plan, identity
 from drill.training.run.folder import RunFolder
 from drill.training.settings import read_settings, resolve_settings
 
@@ -42,8 +42,9 @@ class States:
 
     def result(self, job: Job) -> Row | None:
         """The last finished row with the results of the job."""
+        texts = 1 if job.stage == ANALYSE else 2
         for row in reversed(self.results(job)):
-            if row.test is not None and (job.trains or len(stage_results(row, job.stage)) == 2):
+            if row.test is not None and (job.trains or len(stage_results(row, job.stage)) == texts):
                 return row
         return None
 
@@ -141,7 +142,7 @@ def evaluation_kind(stage: str) -> str:
 
 
 def stage_results(row: Row, stage: str) -> list[Evaluation]:
-    """The results of an evaluation stage: validation and test."""
+    """The results of an evaluation stage: validation and test, of ``analyse`` test alone."""
     pair = last_pair(row.evaluations, evaluation_kind(stage))
     return [evaluation for evaluation in pair or () if evaluation is not None]
 

@@ -4,11 +4,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean
 
 from drill.language_modeling.evaluation.frequency_bands import Band
+from drill.report.analysis.log_prob_rank import RANK_NOTE
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED
 from drill.report.results.run_files import as_finite, known
-from drill.report.study.plan import BLEU, FINETUNE, TRAIN, TRAINING, WORDS, Job, Plan, PlanRow
+from drill.report.study.plan import (
+    ANALYSE,
+    BLEU,
+    FINETUNE,
+    TRAIN,
+    TRAINING,
+    WORDS,
+    Job,
+    Plan,
+    PlanRow,
+)
 from drill.report.study.states import AGAIN, DONE, FAILED, MISSING, States, stage_results
 from drill.report.study.statistics import CONFIDENCE, paired_difference, standard_error
 from drill.report.tables import number_format as numbers
@@ -17,8 +28,10 @@ from drill.report.tables.markup import Cell, Listing, Table
 from drill.report.tables.result_tables import BITS, DYNAMIC_AND_CACHE_NOTE, GAP_NOTE
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
-DECIMALS = {BITS_PER_BYTE: 4, BAND: 3, MASS: 4}  # of other scores 2
+RANKS = {"rank": "rank_absolute", "rank, relative tolerance": "rank_relative"}
+DECIMALS = {BITS_PER_BYTE: 4, BAND: 3, MASS: 4, **dict.fromkeys(RANKS, 1)}  # of other scores 2
 BAND_NOTE = "Nats per token of the test text, by how often a token occurs in training."
+TYPES_NOTE = f"{BAND_NOTE} The mean over types: every word weighs the same."
 WORDS_NOTE = (
     "Of held-out words, where they occur: perplexity as labels (valid, test); on test by an equal "
     "share of <unk> (back-off), by a share of <unk> as the labels have it (mixed), among held-out "
@@ -32,6 +45,7 @@ WORDS_KEYS = {
     MASS: "mass",
 }
 DASH = "-"  # unknown from one seed
+STAGE_NOTES = {WORDS: [WORDS_NOTE], ANALYSE: [RANK_NOTE]}
 MEAN_NOTE = "n: seeds; ± is the standard error of the mean."
 DIFFERENCE_NOTE = (
     "Differences to the baseline are paired by seed, with a "
@@ -62,11 +76,14 @@ def stage_table(states: States, stage: str, time_to: Sequence[float] = ()) -> Ta
             theirs = {} if name == baseline else baseline_results
             difference, p = difference_cells(by_seed, theirs, metric, score)
             cells += [(f"{score} - {baseline}", difference), ("p", p)]
+        if stage == ANALYSE:
+            bounds = known(stage_results(each, stage)[-1].get("rank_bound") for each in group)
+            cells.append(("d + 2", f"{bounds[0]:,}" if bounds else ""))
         cells.append(("minutes", _minutes_cell(group, stage)))
         if stage in TRAINING:
             cells += [(f"minutes to {goal:g}", _time_cell(group, goal)) for goal in time_to]
         rows.append([*cells, *_paper_cells(plan_rows[name], group, stage)])
-    notes = [MEAN_NOTE, *([WORDS_NOTE] if stage == WORDS else [])]
+    notes = [MEAN_NOTE, *STAGE_NOTES.get(stage, [])]
     if any(dict(row).get("p") for row in rows):
         notes.append(DIFFERENCE_NOTE)
     notes += result_tables.paper_notes(
@@ -99,11 +116,12 @@ def plan_settings(plan: Plan, stage: str) -> Listing:
 def frequency_table(states: States, stage: str) -> Table:
     """Mean test loss of the labels of each band, and its difference to the baseline.
 
-    Without rows where the results have no bands.
+    Over tokens after training, over types by `drill analyse`. Without rows where the results have
+    no bands.
     """
     baseline, results = states.plan.baseline or "", results_by_row(states, stage)
     every_result = [result for by_seed in results.values() for result in by_seed.values()]
-    bands = _bands(every_result[0]) if every_result and stage in TRAINING else {}
+    bands = _bands(every_result[0], stage) if every_result else {}
     rows = []
     for name, by_seed in results.items() if bands else ():
         if not by_seed:
@@ -113,20 +131,26 @@ def frequency_table(states: States, stage: str) -> Table:
         for end, band in bands.items():
 
             def metric(row: Row, end: int | None = end) -> float | None:
-                row_band = _bands(row).get(end)
-                return None if row_band is None else row_band.mean_loss
+                row_band = _bands(row, stage).get(end)
+                if row_band is None:
+                    return None
+                return row_band.mean_by_types if stage == ANALYSE else row_band.mean_loss
 
             difference, _ = difference_cells(by_seed, theirs, metric, BAND)
             mean_loss = _mean_cell(map(metric, by_seed.values()), BAND)
             cells += [(band.label, mean_loss), (f"{band.label} - {baseline}", difference)]
         rows.append(cells)
+    if stage == ANALYSE:
+        return Table.of(rows, [TYPES_NOTE, MEAN_NOTE], "Loss by training count, over types")
     return Table.of(rows, [BAND_NOTE, MEAN_NOTE], "Loss by training count")
 
 
-def _bands(row: Row) -> dict[int | None, Band]:
+def _bands(row: Row, stage: str) -> dict[int | None, Band]:
     """Bands by their upper ends: the lowest band of an earlier row may begin at 1."""
-    bands = [Band(**band) for band in row.extra.get("test_bands", ())]
-    return {band.high: band for band in bands if band.tokens}
+    found = row.extra.get("test_bands", ()) if stage in TRAINING else ()
+    if stage == ANALYSE:
+        found = stage_results(row, stage)[-1]["bands"]
+    return {band.high: band for band in (Band(**each) for each in found) if band.tokens}
 
 
 def results_by_row(states: States, stage: str) -> dict[str, dict[int, Row]]:
@@ -157,6 +181,8 @@ def stage_scores(stage: str, results: Sequence[Row]) -> dict[str, Metric]:
     def evaluation(n: int, key: str) -> Metric:
         return lambda row: as_finite(stage_results(row, stage)[n].get(key))
 
+    if stage == ANALYSE:
+        return {heading: evaluation(-1, key) for heading, key in RANKS.items()}
     if stage == BLEU:
         return {"valid BLEU": evaluation(0, "bleu"), "test BLEU": evaluation(1, "bleu")}
     scores = {"valid": evaluation(0, "perplexity"), "test": evaluation(1, "perplexity")}
@@ -216,7 +242,7 @@ def _time_cell(group: Sequence[Row], goal: float) -> str:
 
 
 def _paper_cells(row: PlanRow, group: Sequence[Row], stage: str) -> list[Cell]:
-    if not group or stage in (BLEU, WORDS):
+    if not group or stage in (BLEU, WORDS, ANALYSE):
         return [("paper", ""), ("gap", "")]
     recipe = row.paper or group[0].recipe
     if row.paper is not None and row.trained_by(stage) == FINETUNE:
