@@ -15,6 +15,7 @@ from drill.kernels.runtime.nvrtc import DriverError
 CPU = ("--device", "cpu")
 TINY = ("train", "tiny.toml", *CPU)
 NEW = (*TINY, "--name", "new")
+EVALUATION = "drill.language_modeling.evaluation"
 MISSPELT = [
     ["generate", "tiny"],
     *([*words, "runs/tin"] for words in (["generate"], ["report"], ["ledger", "add"], ["play"])),
@@ -41,6 +42,7 @@ def test_a_drill_error_has_a_key_a_message_and_a_hint():
         (MemoryError(), OutOfMemory, "out of memory (none left); "),
         (torch.OutOfMemoryError("CUDA out.\nmore"), OutOfMemory, "out of GPU memory (CUDA out.); "),
         (DriverError("CUDA, launch: error 720"), DriverError, "CUDA, launch: error 720; run it ag"),
+        (FloatingPointError("the model gives NaN"), DrillError, "the model gives NaN"),
         (FileNotFoundError(2, "No such file", "mine.txt"), DrillError, "mine.txt: No such file"),
     ],
 )
@@ -64,6 +66,24 @@ def test_anything_else_is_a_bug(run_cli, monkeypatch, error):
     assert "Traceback (most recent call last)" in err
     assert last.startswith(f"drill: {type(error).__name__}: ")
     assert "this is a bug" in last
+
+
+@pytest.mark.parametrize("error", [TypeError("no scores"), ValueError("a size of 3")])
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [
+        ("evaluate", "drill.cli.evaluation.rows.evaluate_tokens"),
+        ("cache", f"{EVALUATION}.cache_pointer.cache_perplexity"),
+        ("dynamic", f"{EVALUATION}.dynamic_evaluation.dynamic_perplexity"),
+    ],
+)
+def test_a_bug_inside_an_evaluation_is_one(run_cli, monkeypatch, command, function, error):
+    def fail(*given, **options):
+        raise error
+
+    monkeypatch.setattr(function, fail)
+    code, _, err = run_cli(command, "runs/tiny", *CPU)
+    assert (code, "Traceback (most recent call last)" in err) == (70, True)
 
 
 def test_messages_are_one_line():

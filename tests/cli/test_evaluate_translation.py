@@ -76,6 +76,15 @@ def test_a_split_is_scored_without_the_training_text(cli_output, cli_error, in_w
     cli_error(*words, "--bands", key="train.en is missing")  # which counts words there
 
 
+def test_a_bug_inside_an_evaluation_is_one(run_cli, monkeypatch):
+    def fail(*given, **options):
+        raise TypeError("no scores")
+
+    monkeypatch.setattr("drill.cli.evaluation.translation.evaluate_translator", fail)
+    code, _, err = run_cli("evaluate", "runs/tiny", "--split", "test", "--device", "cpu")
+    assert (code, "Traceback (most recent call last)" in err) == (70, True)
+
+
 def test_evaluate_own_source_and_reference(run_cli, cli_output, in_workspace, tmp_path):
     hypotheses = in_workspace / "runs/tiny/test.de.hyp"
     before = hypotheses.read_bytes()

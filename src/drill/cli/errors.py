@@ -17,6 +17,8 @@ def as_drill_error(error: Exception) -> DrillError | None:
     if isinstance(error, MemoryError) or CPU_MEMORY in str(error):
         cause = str(error).split(CPU_MEMORY)[-1].split(". Error code")[0]
         return _out_of_memory("memory", cause)
+    if isinstance(error, FloatingPointError):  # weights that give NaN
+        return DrillError(str(error))
     if isinstance(error, OSError):
         return DrillError(error.strerror or str(error), key=str(error.filename or "output"))
     return None

@@ -57,17 +57,17 @@ def generate(
             samples=samples,
             allow_unk=allow_unk,
         )
-        unknown = loaded.vocabulary.unknown_words(prompt)
-        if unknown:
-            _name_unknown(unknown)
-            _note_if_unk_is_untrained(loaded.vocabulary)
-        start = typer.style(prompt.rstrip(" "), bold=True) if prompt else ""
-        typer.echo(start, nl=False)  # bold on a terminal only
-        for piece in pieces:
-            typer.echo(piece, nl=False)
-            if piece == BETWEEN_SAMPLES:
-                typer.echo(start, nl=False)
-        typer.echo()
+    unknown = loaded.vocabulary.unknown_words(prompt)
+    if unknown:
+        _name_unknown(unknown)
+        _note_if_unk_is_untrained(loaded.vocabulary)
+    start = typer.style(prompt.rstrip(" "), bold=True) if prompt else ""
+    typer.echo(start, nl=False)  # bold on a terminal only
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+        if piece == BETWEEN_SAMPLES:
+            typer.echo(start, nl=False)
+    typer.echo()
 
 
 def score(
@@ -95,27 +95,26 @@ def print_scores(loaded: "LanguageModelRun", file: Path | None, *, as_json: bool
     """The lines of `drill score`."""
     from drill.language_modeling.scoring import score as scored
 
-    with as_settings_error():
-        # Line by line for somebody who types, else in blocks, which is faster.
-        interactive = is_standard_input(file) and sys.stdin is not None and sys.stdin.isatty()
-        scores = scored(
-            loaded.model,
-            loaded.vocabulary,
-            chain.from_iterable(options.blocks_of_lines(file)),
-            lines_per_block=1 if interactive else 1024,
-        )
-        unknown: dict[str, None] = {}  # in the order of the text, each once
-        empty = True
-        for line in scores:
-            empty = False
-            typer.echo(_printed(line, as_json))
-            unknown |= dict.fromkeys(line.unknown)
-        if empty:
-            raise DataError("has no line", key=name_of(file), hint="give one sentence per line")
-        if not as_json:
-            _name_unknown([*unknown])
-        if unknown:
-            _note_if_unk_is_untrained(loaded.vocabulary)
+    # Line by line for somebody who types, else in blocks, which is faster.
+    interactive = is_standard_input(file) and sys.stdin is not None and sys.stdin.isatty()
+    scores = scored(
+        loaded.model,
+        loaded.vocabulary,
+        chain.from_iterable(options.blocks_of_lines(file)),
+        lines_per_block=1 if interactive else 1024,
+    )
+    unknown: dict[str, None] = {}  # in the order of the text, each once
+    empty = True
+    for line in scores:
+        empty = False
+        typer.echo(_printed(line, as_json))
+        unknown |= dict.fromkeys(line.unknown)
+    if empty:
+        raise DataError("has no line", key=name_of(file), hint="give one sentence per line")
+    if not as_json:
+        _name_unknown([*unknown])
+    if unknown:
+        _note_if_unk_is_untrained(loaded.vocabulary)
 
 
 def _name_unknown(words: Sequence[str]) -> None:

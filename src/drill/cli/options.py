@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -67,13 +67,25 @@ def recipes_from(start: str) -> list[str]:
 
 @contextmanager
 def as_settings_error() -> Iterator[None]:
-    """Turn a ValueError about a value of the command line into a SettingsError."""
+    """Turn a ValueError about a value of the command line into a SettingsError.
+
+    Only what reads such values goes into the block: elsewhere a ValueError is a bug.
+    """
     try:
         yield
     except DrillError:
         raise
-    except (ValueError, TypeError, FloatingPointError) as error:
+    except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+@contextmanager
+def checked(block: AbstractContextManager[Any]) -> Iterator[Any]:
+    """``block``; a ValueError at its start is one about a value of the command line."""
+    with ExitStack() as stack:
+        with as_settings_error():
+            entered = stack.enter_context(block)
+        yield entered
 
 
 def given_options(context: Context) -> list[str]:

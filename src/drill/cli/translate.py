@@ -9,7 +9,7 @@ from typer import Argument, Option, echo
 
 from drill.cli import options
 from drill.cli.display import note
-from drill.cli.options import as_settings_error, blocks_of_lines, name_of
+from drill.cli.options import blocks_of_lines, checked, name_of
 from drill.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def translate(
         seed=seed,
         batch_tokens=batch_tokens,
     )
-    with as_settings_error(), searching as search:
+    with checked(searching) as search:
         number = 0
         lines = blocks_of_lines(file, nul=True)  # subwords spell any character
         for block in translate_blocks(loaded.model, loaded.subwords, lines, search):
@@ -115,11 +115,10 @@ def export(
     from drill.translation.run import load_translator
 
     loaded = load_translator(run, weights, "cpu")
-    with as_settings_error():
-        training = loaded.settings.training
-        searched = {key: training[key] for key in ("beam_size", "length_penalty")}
-        written = export_translator(
-            loaded.model, loaded.subwords, folder, positions=positions, **searched
-        )
+    training = loaded.settings.training
+    searched = {key: training[key] for key in ("beam_size", "length_penalty")}
+    written = export_translator(
+        loaded.model, loaded.subwords, folder, positions=positions, **searched
+    )
     kind = "Marian" if loaded.model.transformer.norm == "post" else "Pegasus"
     echo(f"wrote {written}: a {kind} model with the {loaded.weights} weights")

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from drill.errors import DrillError
 from drill.kernels.loss.checks import IGNORE_INDEX, check_head, check_states, check_targets
 from drill.kernels.loss.nll import (
     DEFAULT_MEMORY,
@@ -46,7 +47,7 @@ from drill.layers.label_source import (
 from drill.layers.losses import LossOptions, adversarial_nll, head_log_probs, head_nll
 
 
-class NotFoldable(TypeError):
+class NotFoldable(DrillError, TypeError):
     """The layer is not a single matrix, so no ``nn.Linear`` equals it."""
 
 

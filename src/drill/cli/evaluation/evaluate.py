@@ -82,20 +82,19 @@ def evaluate(
             raise SettingsError("are given together", key="--source and --reference")
         check_one_text(split, source, "--source")
         check_ready(run, "evaluating", text=bands or source is None)
-        with as_settings_error():
-            evaluate_translation(
-                load_translator(run, weights, device),
-                split or ("valid", "test"),
-                (source, reference) if source and reference else None,
-                beam_size=beam,
-                length_penalty=length_penalty,
-                batch_tokens=batch_tokens,
-                bands=bands,
-                tokenize=tokenize,
-                precision=precision,
-                as_json=as_json,
-                quiet=quiet,
-            )
+        evaluate_translation(
+            load_translator(run, weights, device),
+            split or ("valid", "test"),
+            (source, reference) if source and reference else None,
+            beam_size=beam,
+            length_penalty=length_penalty,
+            batch_tokens=batch_tokens,
+            bands=bands,
+            tokenize=tokenize,
+            precision=precision,
+            as_json=as_json,
+            quiet=quiet,
+        )
         return
     from drill.cli.evaluation.rows import evaluate_plain, evaluation
 
@@ -213,6 +212,8 @@ def cache(
     from drill.language_modeling.evaluation import cache_pointer
 
     _check_search(given_options(context), "theta", "lambda_")
+    with as_settings_error():
+        cache_pointer.check_cache_settings(window, [theta], [lambda_])
     fixed: dict[str, Any] = {"window": window}
     shared = (run, split, text, weights, precision, device, as_json)
     with evaluation(*shared, kind="cache") as evaluated:

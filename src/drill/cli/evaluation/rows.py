@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from drill.cli import options
 from drill.cli.display import counting, table_text
-from drill.cli.options import Precision, Split, Weights, as_settings_error
+from drill.cli.options import Precision, Split, Weights
 from drill.data import UNK
 from drill.data.text.corpora import encode_text, read_own_text
 from drill.errors import SettingsError
@@ -113,7 +113,6 @@ def evaluation(
         chosen = for_dynamic_evaluation(chosen, model_device)
     with (
         matmul_precision(chosen, model_device) as autocast,
-        as_settings_error(),
         evaluation_rows(run, resolve_precision(chosen, model_device), as_json) as add,
     ):
         yield Evaluation(run, _texts(run, split, text), autocast, add)

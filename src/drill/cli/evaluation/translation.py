@@ -10,7 +10,7 @@ import torch
 
 from drill.cli.display import counting, note, table_text
 from drill.cli.evaluation.rows import EvaluationRow, evaluation_rows, text_name
-from drill.cli.options import Precision
+from drill.cli.options import Precision, checked
 from drill.data import DataError, Pairs, ParallelText, encode_pairs
 from drill.errors import SettingsError
 from drill.report.analysis.comparison import accuracy_bands
@@ -53,7 +53,7 @@ def evaluate_translation(
         for about, text, pairs in [_read(run, *files)] if files else split_texts:
             start = time.monotonic()
             with (
-                run.search(precision=chosen, **search_options) as search,
+                checked(run.search(precision=chosen, **search_options)) as search,
                 counting(text_name(about), quiet) as progress,
             ):
                 result = evaluate_translator(

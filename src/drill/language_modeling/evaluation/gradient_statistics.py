@@ -140,7 +140,7 @@ def gradient_statistics(
     roots = torch._foreach_sqrt(torch._foreach_div(squares, len(segments)))
     if not torch.stack([root.mean() for root in roots]).mean() > 0:  # NaN fails too
         check_stall("gradient_statistics")
-        raise ValueError(
+        raise FloatingPointError(
             "gradient_statistics: every gradient is 0 or one is NaN; check the weights and the text"
         )
     by_name = {name: root.cpu() for name, root in zip(parameters, roots, strict=True)}

@@ -152,7 +152,7 @@ def _search(
     finished |= beam.hypotheses(n_best)
     for index, hypotheses in finished.items():
         if not hypotheses:
-            raise ValueError(
+            raise FloatingPointError(
                 f"beam_search: the model gives <eos> no probability, so no translation of sentence "
                 f"{index} ends within its limit; look at the bias of its label"
             )
