@@ -1,9 +1,11 @@
 """Progress of long work, where there is no terminal."""
 
+import math
+
 import pytest
 
 from drill.cli import display
-from drill.training.progress import Progress
+from drill.training.progress import Progress, rough_duration
 
 ROW = {"epoch": 1, "train_perplexity": 8.0, "valid_perplexity": 7.0, "best": True, "seconds": 2.0}
 ROW |= {"tokens_per_second": 10.0, "averaged": False}
@@ -16,11 +18,13 @@ def clock(monkeypatch):
     return now
 
 
-def shown_at(clock, capsys, shown) -> dict[int, str]:
+def shown_at(clock, capsys, shown, known=0) -> dict[int, str]:
+    """What is shown each second of 400; from ``known`` on the time left is."""
     lines = {}
     for now in range(1, 400):
         clock[0] = float(now)
-        shown.show(Progress(1, 1, now / 400, now, 2.0, 100.0, 400.0 - now))
+        left = 400.0 - now if now >= known else math.inf
+        shown.show(Progress(1, 1, now / 400, now, 2.0, 100.0, left))
         if line := capsys.readouterr().err:
             lines[now] = line
     return lines
@@ -30,10 +34,11 @@ def test_lines_come_soon_at_first_and_then_once_a_minute(clock, capsys):
     with display.TrainingDisplay() as shown:
         shown.say("training")
         capsys.readouterr()
-        lines = shown_at(clock, capsys, shown)
-    assert [*lines] == [2, 6, 14, 30, 62, 122, 182, 242, 302, 362]
-    (first,) = lines[2].splitlines()
-    assert first == "epoch 1    0%  train loss 2.000  ppl 7.4  100 tokens/s  6:38 left"
+        lines = shown_at(clock, capsys, shown, known=4)
+    assert [*lines] == [2, 4, 8, 16, 32, 64, 124, 184, 244, 304, 364]
+    assert lines[2] == "epoch 1    0%  train loss 2.000  ppl 7.4\n"
+    assert lines[4] == "about 7 min to go (estimated at step 4)\n"
+    assert lines[8] == "epoch 1    2%  train loss 2.000  ppl 7.4  100 tokens/s  6:32 left\n"
 
 
 def test_quiet_is_a_line_a_minute(clock, capsys):
@@ -46,6 +51,13 @@ def test_quiet_is_a_line_a_minute(clock, capsys):
     assert capsys.readouterr().err == ""
     with display.TrainingDisplay(silent=True) as shown:
         assert shown_at(clock, capsys, shown) == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(99, "99 s"), (100, "2 min"), (5999, "100 min"), (6000, "1.7 h")]
+)
+def test_an_estimate_is_rough(seconds, said):
+    assert rough_duration(seconds) == said
 
 
 def test_counting_prints_how_far_it_is(clock, capsys):

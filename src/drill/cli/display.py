@@ -75,7 +75,7 @@ class TrainingDisplay:
         if self._bar.disable:
             self._lines.show(report)
             return
-        self._lines.show_validation(report)
+        self._lines.show_events(report)
         self._bar.update(
             self._task,
             description=report.work or f"epoch {report.epoch}/{report.epochs}",

@@ -35,6 +35,7 @@ TRAINING_LOG = "drill.training"
 training_log = logging.getLogger(TRAINING_LOG)
 
 WARM_UP_STEPS = 2  # in which kernels are compiled: the time left is estimated from later ones
+MEASURED_SECONDS = 4.0  # that these take at least
 SHOW_EVERY = 0.5  # seconds between two reports of progress
 AGREE_EVERY = 20  # steps between two agreements of several processes on saving and stopping
 
@@ -313,10 +314,9 @@ class Reporter:
         The last validation and the test are still to come: each as long as a validation before.
         """
         start, at_start = self._start
-        done = self.state.progress()
-        if done <= at_start:
+        done, seconds = self.state.progress(), time.monotonic() - start
+        if done <= at_start or seconds < MEASURED_SECONDS:
             return math.inf
-        seconds = time.monotonic() - start
         return seconds * max(0.0, 1.0 - done) / (done - at_start) + 2.0 * self.validation_seconds
 
 

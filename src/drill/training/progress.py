@@ -22,7 +22,7 @@ class Progress:
     step: int  # of the run
     loss: float  # mean of an epoch, up to the last row of metrics; NaN before
     tokens_per_second: float  # of an epoch, up to the last row of metrics; 0.0 before
-    seconds_left: float  # of the run; infinite in the first steps, which compile kernels
+    seconds_left: float  # of the run; infinite in the first steps, see ``Reporter``
     row: dict[str, Any] | None = None
     work: str | None = None
 
@@ -60,7 +60,7 @@ class ProgressLines:
         self.write = write or partial(print, file=sys.stderr, flush=True)
         self.quiet = quiet
         self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else FIRST_AFTER)
-        self._star_explained = False
+        self._estimated = self._star_explained = False
 
     def say(self, line: str) -> None:
         if not self.quiet:
@@ -68,14 +68,19 @@ class ProgressLines:
             self._throttle.restart()
 
     def show(self, report: Progress) -> None:
-        self.show_validation(report)
+        self.show_events(report)
         if report.row is None and self._throttle.due():
             share = "" if report.work is not None else f"{report.share:4.0%}  "
             line = f"{report.work or f'epoch {report.epoch}'}  {share}{status_text(report)}"
             self.write(line.rstrip())
 
-    def show_validation(self, report: Progress) -> None:
-        """The line of a validation, if one has ended."""
+    def show_events(self, report: Progress) -> None:
+        """The time that the run will take, once it is known, and the line of a validation."""
+        training = report.row is None and report.work is None
+        if training and not self._estimated and math.isfinite(report.seconds_left):
+            self._estimated = True
+            about = rough_duration(report.seconds_left)
+            self.say(f"about {about} to go (estimated at step {report.step:,})")
         if report.row is not None:
             line = epoch_line(report.row, report.epochs)
             if report.row["best"] and not self._star_explained:
@@ -111,6 +116,13 @@ def epoch_line(row: dict[str, Any], epochs: int) -> str:
     if "valid_bleu" in row:
         parts.append(f"valid BLEU {row['valid_bleu']:.2f}")
     return "  ".join(parts) + ("  averaged weights" if row["averaged"] else "")
+
+
+def rough_duration(seconds: float) -> str:
+    """12 s, 12 min or 12.3 h."""
+    if seconds < 100.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000.0 else f"{seconds / 3600:,.1f} h"
 
 
 def duration(seconds: float) -> str:
