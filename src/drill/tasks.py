@@ -57,7 +57,8 @@ def train(
             are learnt and its pairs encoded.
         on_start: called with a summary once all settings are checked, and with the sizes once the
             data is read.
-        quiet: show nothing. Otherwise, without ``progress`` and ``on_start``, lines go to stderr.
+        quiet: show warnings only. Otherwise, without ``progress`` and ``on_start``, lines go to
+            stderr.
         pass_on_signals: False returns an unfinished outcome when interrupted.
 
     Returns:
@@ -81,9 +82,9 @@ def train(
                 start = start_translator(*given, data_progress, on_start)
             else:
                 start = start_language_model(*given, on_start)
-            record_start(start, settings)
             if on_start is not None:
                 on_start(sizes(settings, start))
+            record_start(start, settings)
             outcome = fit(start.task, progress)
     if outcome.interrupted and pass_on_signals:
         reraise_signal(outcome.signal, _interrupted(outcome, run))

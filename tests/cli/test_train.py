@@ -45,11 +45,15 @@ def test_a_summary_comes_before_training(run_cli):
     ("name", "changes", "noted"),
     [("few", ["training.epochs=1"], "about 22 steps"), ("enough", ["training.epochs=5"], None)],
 )
-def test_few_steps_are_noted(run_cli, name, changes, noted):
-    words = (*TINY, "--name", name, *sets(*changes))
-    line = run_cli(*words)[2].splitlines()[3]
-    assert line.startswith(noted) if noted else "steps in all" not in line
-    assert "in all, too few" not in run_cli(*words)[2]  # it is trained already
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_few_steps_are_noted(run_cli, caplog, quiet, name, changes, noted):
+    words = (*TINY, "--name", f"{name}{len(quiet)}", *sets(*changes), *quiet)
+    assert run_cli(*words)[0] == 0
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.startswith(noted) for line in said] == ([True] if noted else [])
+    caplog.clear()
+    run_cli(*words)
+    assert not caplog.records  # it is trained already
 
 
 def test_an_infinite_perplexity_is_printed(run_cli):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from drill.training.progress import AT_LEAST_EVERY, LineThrottle, ProgressLines, status_text
+from drill.training.progress import LineThrottle, ProgressLines, status_text
 from drill.training.progress import Progress as Report
 
 if TYPE_CHECKING:
@@ -53,15 +53,15 @@ def table_text(table: "markup.Table") -> str:
 class TrainingDisplay:
     """Shows the progress of a run; give ``show`` and ``say`` to ``drill.train``.
 
-    ``quiet``: a line about once a minute; ``silent``: nothing, as in all processes but the first.
+    ``quiet``: nothing, as in all processes but the first.
     """
 
-    def __init__(self, quiet: bool = False, silent: bool = False) -> None:
-        self.console = Console(highlight=False, markup=False, stderr=True, quiet=silent)
-        show_bar = not quiet and not silent and self.console.is_terminal
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(highlight=False, markup=False, stderr=True, quiet=quiet)
+        show_bar = not quiet and self.console.is_terminal
         self._bar = _bar(self.console, show_bar, "{task.description}", "{task.fields[state]}")
         self._task = self._bar.add_task("starting", total=1.0, state="")
-        self._lines = ProgressLines(lambda line: self.console.print(line, soft_wrap=True), quiet)
+        self._lines = ProgressLines(lambda line: self.console.print(line, soft_wrap=True))
         self.say = self._lines.say
 
     def __enter__(self) -> Self:
@@ -87,15 +87,18 @@ class TrainingDisplay:
 
 @contextmanager
 def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
-    """Shows the progress of some work; call what it yields with the number done and the total."""
+    """Shows the progress of some work, unless ``quiet``.
+
+    Call what it yields with the number done and the total.
+    """
     output = Console(highlight=False, markup=False, stderr=True)
     count = "{task.completed:,.0f} of {task.total:,.0f}"
     bar = _bar(output, output.is_terminal and not quiet, title, count, TimeRemainingColumn())
-    throttle = LineThrottle(AT_LEAST_EVERY if quiet else COUNT_AFTER)
+    throttle = LineThrottle(COUNT_AFTER)
 
     def update(done: int, total: int | None) -> None:
         if bar.disable:
-            if throttle.due():
+            if not quiet and throttle.due():
                 note(f"{title}  {done:,}" + (f" of {total:,}" if total else ""))
             return
         if not bar.tasks:

@@ -34,7 +34,7 @@ Precision = Annotated[
     Literal["auto", "float32", "tf32", "bfloat16"] | None,
     Option(help="Precision of matrix products; the run's by default."),
 ]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Show progress about once a minute only.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results and warnings only.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 JsonLines = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
 Set = Annotated[

@@ -106,7 +106,7 @@ def _train(settings: "Settings", folder: Path, device: str, quiet: bool) -> None
     with (
         note_if_interrupted(folder),
         counting("data", quiet) as counted,
-        TrainingDisplay(quiet, silent=not main) as display,
+        TrainingDisplay(quiet or not main) as display,
         _log_to(display),
     ):
         outcome = tasks.train(

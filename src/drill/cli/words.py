@@ -64,7 +64,7 @@ def words(
     from drill.language_modeling.run import load_language_model
 
     added = load_language_model(run, weights, device).add_words(new)
-    if score is None and (as_json or not quiet):
+    if score is None:
         from drill.report.analysis.label_vectors import label_vectors, nearest_labels
 
         vectors = label_vectors(added.model.encoder.embedding, added.model.layer)

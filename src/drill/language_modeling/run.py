@@ -247,5 +247,6 @@ def start_language_model(
         world=world,
     )
     size = f"{len(ids.train):,} tokens, {len(vocabulary):,} {vocabulary.unit}"
-    remarks = (share_of_unknown(text, vocabulary, ids), few_steps(settings, len(ids.train)))
-    return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks)
+    remarks = (share_of_unknown(text, vocabulary, ids),)
+    warning = few_steps(settings, len(ids.train))
+    return Start(task, partial(vocabulary.save, run.vocabulary), size, remarks, warning=warning)

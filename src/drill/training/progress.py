@@ -53,19 +53,17 @@ class LineThrottle:
 class ProgressLines:
     """Prints a line per epoch, and some between; give ``show`` and ``say`` to ``train``.
 
-    ``write`` prints a line, to stderr by default; ``quiet`` ones come about once a minute.
+    ``write`` prints a line, to stderr by default.
     """
 
-    def __init__(self, write: Callable[[str], None] | None = None, quiet: bool = False) -> None:
+    def __init__(self, write: Callable[[str], None] | None = None) -> None:
         self.write = write or partial(print, file=sys.stderr, flush=True)
-        self.quiet = quiet
-        self._throttle = LineThrottle(AT_LEAST_EVERY if quiet else FIRST_AFTER)
+        self._throttle = LineThrottle(FIRST_AFTER)
         self._estimated = self._star_explained = False
 
     def say(self, line: str) -> None:
-        if not self.quiet:
-            self.write(line)
-            self._throttle.restart()
+        self.write(line)
+        self._throttle.restart()
 
     def show(self, report: Progress) -> None:
         self.show_events(report)

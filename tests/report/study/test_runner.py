@@ -221,9 +221,9 @@ def test_commands_are_those_that_a_user_types(workspace):
     jobs = [job for job in plan.jobs() if (job.row.name, job.seed) == ("b", 2)]
     assert [" ".join(command(job, plan, workspace.runs, "cpu")) for job in jobs] == [
         "train tiny.toml --name b-seed-2 --runs runs --set layer.depth=1 --set training.seed=2 "
-        "--device cpu -q",
-        "finetune runs/b-seed-2 --name b-seed-2-finetune --set training.epochs=3 --device cpu -q",
-        "cache runs/b-seed-2-finetune --search --device cpu -q",
+        "--device cpu",
+        "finetune runs/b-seed-2 --name b-seed-2-finetune --set training.epochs=3 --device cpu",
+        "cache runs/b-seed-2-finetune --search --device cpu",
     ]
 
 

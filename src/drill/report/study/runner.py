@@ -25,7 +25,7 @@ PROGRAM = (sys.executable, "-m", "drill")
 POLL = 0.2  # seconds between checks of running jobs
 PROGRESS_SECONDS = 60.0  # between lines on how far the study is
 STOP_SECONDS = 300.0  # for a job to end a validation, save and stop
-SILENT_SECONDS = 600.0  # without a line of a job, which prints about one a minute
+SILENT_SECONDS = 600.0  # without a line of a job, which prints one a minute
 
 
 @dataclass
@@ -264,7 +264,7 @@ class StudyRunner:
 
 
 def command(job: Job, plan: Plan, runs: Path, device: str) -> list[str]:
-    common = ["--device", device, "-q"]
+    common = ["--device", device]  # not -q: a job that prints nothing is taken to hang
     if job.stage == TRAIN:
         changes = [*job.row.set, f"training.seed={job.seed}"]
         words = ["train", job.row.recipe, "--name", job.run, "--runs", str(runs)]

@@ -26,6 +26,7 @@ from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import has_ended
 from drill.training.settings import Settings
 
+logger = logging.getLogger("drill")
 training_log = logging.getLogger(TRAINING_LOG)
 
 
@@ -38,14 +39,17 @@ class Start:
     size: str  # of the corpus, such as "929,589 tokens, 10,000 words"
     remarks: tuple[str | None, ...]  # for the user
     environment: dict[str, Any] = field(default_factory=dict)  # of a run that starts
+    warning: str | None = None  # for the user, also with -q
 
 
 def record_start(start: Start, settings: Settings) -> None:
-    """Log on a GPU how a run is trained, and describe it in its folder before the first write."""
+    """Log its warning, on a GPU how it is trained; describe it in its folder at the first write."""
     task = start.task
     run, device, model = task.run, task.device, task.model
     if not task.world.is_main or has_ended(run, settings):
         return
+    if start.warning is not None:
+        logger.warning(start.warning)
     try:
         used = task.kernels(autocast_dtype(settings.training["precision"], device))
     except ValueError as error:
