@@ -90,6 +90,7 @@ def test_train_resumes_from_any_folder(run_cli, begun, workspace, monkeypatch, t
     [
         (["text"], "text: "),
         (["runs/tiny", "--name", "other"], "--name other: "),
+        (["runs/tiny", "--runs", "other"], "--runs other: "),
         (["runs/tiny", "--set", "layer.depth=3"], "layer.depth: 2 -> 3"),
         (["runs/tiny", "--seed", "7"], "training.seed: "),
     ],
@@ -114,13 +115,17 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("task", COMMANDS)
-def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(run_cli, workspace, task):
+def test_a_finished_run_of_more_epochs_is_what_the_first_command_gives(
+    run_cli, workspace, caplog, task
+):
     name = f"longer {task}"
     first = ("train", *COMMANDS[task], "--name", name, *ON_A_CPU)
     assert run_cli(*first)[0] == 0
     code, longer, _ = run_cli("train", f"runs/{name}", "--set", "training.epochs=2", *ON_A_CPU)
     before = contents(workspace / "runs" / name)
+    caplog.clear()
     assert run_cli(*first)[:2] == (code, longer) == (0, longer)
+    assert ["training.epochs=1" in record.message for record in caplog.records] == [True]
     assert "(best of 2 epochs: " in longer
     assert contents(workspace / "runs" / name) == before
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from drill.training.loop import Outcome
     from drill.training.settings import Settings
 
+RUNS = Path("runs")
+
 
 def train(
     recipe: Annotated[
@@ -36,7 +38,7 @@ def train(
         str | None, Option(help="Name of the run folder; the recipe's name by default.")
     ] = None,
     seed: Annotated[int | None, Option(help="Random seed (training.seed).")] = None,
-    runs: options.Runs = Path("runs"),
+    runs: options.Runs = RUNS,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
@@ -52,11 +54,12 @@ def train(
     changes = [*(change or []), *([] if seed is None else [f"training.seed={seed}"])]
     # Path.is_dir() raises where a name is too long.
     if os.path.isdir(recipe) and recipe not in recipe_names():
-        if name is not None:
+        if name is not None or runs != RUNS:
+            elsewhere = f"--runs {runs}" if name is None else f"--name {name}"
             raise SettingsError(
                 f"{recipe} is resumed in its own folder",
-                key=f"--name {name}",
-                hint=f"to start another run: drill train {recipe}/recipe.toml --name {name}",
+                key=elsewhere,
+                hint=f"to start another run: drill train {recipe}/recipe.toml {elsewhere}",
             )
         _train(settings_to_resume(recipe, changes), Path(recipe), device, quiet)
         return

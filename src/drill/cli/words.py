@@ -92,7 +92,7 @@ def _pairs(words: list[str], glosses: list[str]) -> dict[str, str]:
     """Every word with its gloss; the command line has all of these, or none."""
     if glosses and len(glosses) != len(words):
         raise SettingsError(
-            f"{len(words)} words and {len(glosses)} glosses; give each word one, '' for none",
+            f"must be as many as the glosses, not {len(words)} and {len(glosses)}; '' is no gloss",
             key="--add",
         )
     twice = {word for word in words if words.count(word) > 1}

@@ -1,5 +1,6 @@
 """Whether a run has ended or can resume with given settings, and where its text is."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,8 @@ from drill.training.settings import (
     read_settings,
     recipe,
 )
+
+logger = logging.getLogger("drill")
 
 CORPUS_NAMES = {LANGUAGE_MODEL: TEXT_NAMES, TRANSLATION: PARALLEL_NAMES}
 
@@ -62,7 +65,7 @@ def check_resume(settings: Settings, run: RunFolder) -> bool:
 def _check_limits(settings: Settings, saved: Settings, run: RunFolder) -> None:
     """Raise if a finished run would be overwritten, or a longer run ended by a lower limit.
 
-    A run that has ended only returns its result, so a lower limit is no error then.
+    A run that has ended only returns its result, so a lower limit is a warning then.
     """
     if not run.last.exists():
         if run.test_row() is not None:
@@ -71,15 +74,17 @@ def _check_limits(settings: Settings, saved: Settings, run: RunFolder) -> None:
                 "this one another --name, or remove the folder"
             )
         return
-    if has_ended(run, settings):
-        return
+    ended = has_ended(run, settings)
     for limit, used in _used(run)[0].items():
         new, old = settings.training[limit], saved.training[limit]
         if new is not None and used > new and (old is None or old > new):
-            raise RunFolderError(
-                f"{run.path}: has already used {used:g} {limit.removeprefix('max_')}; set "
-                f"training.{limit} above that to resume, or give this one another --name"
-            )
+            begun = f"{run.path}: has already used {used:g} {limit.removeprefix('max_')}"
+            if not ended:
+                raise RunFolderError(
+                    f"{begun}; set training.{limit} above that to resume, or give this one another "
+                    "--name"
+                )
+            logger.warning("%s, so training.%s=%g changes nothing", begun, limit, new)
 
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
