@@ -9,7 +9,13 @@ from torch import nn
 from drill.errors import SettingsError
 from drill.language_modeling.build import dry_run
 from drill.language_modeling.untie import untied
-from drill.layers import DeepResidual, FullSoftmax, MixtureOfSoftmaxes, TiedSoftmax
+from drill.layers import (
+    DeepResidual,
+    DirectOutputConnection,
+    FullSoftmax,
+    MixtureOfSoftmaxes,
+    TiedSoftmax,
+)
 from drill.models import HfEncoder
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Muon
@@ -60,6 +66,25 @@ def test_model_types_read_a_window(model_type):
     changed = some_ids()
     changed[5:] = 0
     assert torch.allclose(made(changed).output[:5], found.output[:5], atol=1e-6)  # causal
+
+
+def test_output_layers_are_the_states_of_the_last_blocks():
+    made, ids = encoder(output_layers=2), some_ids()
+    assert made.output_widths == (D, D)
+    both = made.eval()(ids).output
+    assert torch.equal(both[..., D:], encoder().eval()(ids).output)
+    lower = made.body(inputs_embeds=made.embed(ids.t()), output_hidden_states=True).hidden_states[1]
+    assert torch.equal(both[..., :D], lower.transpose(0, 1))
+    part = made(ids[:5], made.reading_state(3))
+    read = torch.cat([part.output, made(ids[5:], part.state).output])
+    assert torch.allclose(read, both, atol=1e-6)
+    tied = TiedSoftmax(made.embedding)
+    doc = LanguageModel(made, DirectOutputConnection(tied, [1, 2], made.output_widths))
+    doc.loss(ids, ids, **PLAIN).total.backward()
+    assert all(p.grad.any() for p in doc.layer.parameters())
+    encoder_table = {"name": "hf", "embedding_dim": D, "heads": 2, "layers": 2, "output_layers": 2}
+    layer_table = {"name": "doc", "experts": [1, 2]}
+    dry_run(resolve_settings({"encoder": encoder_table, "layer": layer_table}))
 
 
 def test_loss_equals_that_of_transformers():
@@ -141,6 +166,7 @@ def test_dropout_only_in_training():
         ({"heads": 3}, "heads"),
         ({"layers": 0}, "layers"),
         ({"dropout": 1.0}, "dropout"),
+        ({"output_layers": 9}, "output_layers"),
     ],
 )
 def test_invalid_sizes_raise(options, key):

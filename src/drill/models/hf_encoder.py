@@ -35,6 +35,8 @@ class HfEncoder(Encoder):
         context_length: the longest window.
         dropout: of the embedded tokens, of the output, and wherever the model type has one.
         init_std: of the embedding and of all matrices.
+        output_layers: the states of how many of the last blocks are concatenated in the output, for
+            layers such as DirectOutputConnection; only the last of all is normalised.
     """
 
     carries_state = False
@@ -52,17 +54,22 @@ class HfEncoder(Encoder):
         context_length: int = 1024,
         dropout: float = 0.0,
         init_std: float = 0.02,
+        output_layers: int = 1,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
         d = label_width(owner, embedding)
         sizes = {"layers": layers, "heads": heads, "context_length": context_length}
         sizes |= {"kv_heads": kv_heads or heads, "intermediate_size": intermediate_size or 1}
+        sizes |= {"output_layers": output_layers}
         for name, value in sizes.items():
             check_integer(owner, name, value)
         require(d % heads == 0, owner, "heads", f"a divisor of embedding_dim {d}", heads)
         check_positive(owner, "init_std", init_std)
-        self.output_size = d
+        most = f"at most {layers}"
+        require(output_layers <= layers, owner, "output_layers", most, output_layers)
+        self.output_layers = output_layers
+        self.output_size = output_layers * d
         self.context_length = context_length
         self.dropout = check_fraction(owner, "dropout", dropout)
         self.embedding = embedding
@@ -82,8 +89,12 @@ class HfEncoder(Encoder):
             initializer_range=init_std,
         ).to(**factory_kwargs(embedding))
 
+    @property
+    def output_widths(self) -> tuple[int, ...]:
+        return (self.output_size // self.output_layers,) * self.output_layers
+
     def forward(self, ids: Tensor, state: State | None = None) -> Encoded:
-        """ids (T, B) -> output (T, B, d): a window, or what follows the text of a reading state."""
+        """ids (T, B) -> output (T, B, d_h): a window, or what follows a reading state."""
         if state:
             return self._read(ids, state)
         if ids.shape[0] > self.context_length:
@@ -91,7 +102,7 @@ class HfEncoder(Encoder):
                 f"HfEncoder: {ids.shape[0]} tokens are longer than context_length "
                 f"{self.context_length}; take a smaller bptt or a larger context_length"
             )
-        raw = self._window(ids.t(), use_cache=False).transpose(0, 1)  # (T, B, d)
+        raw = self._window(ids.t(), use_cache=False).transpose(0, 1)  # (T, B, d_h)
         return Encoded(self._drop(raw), raw, ())
 
     def initial_state(self, batch: int) -> State:
@@ -109,9 +120,12 @@ class HfEncoder(Encoder):
         return ((torch.empty(batch, 0, dtype=torch.int64, device=next(self.parameters()).device),),)
 
     def _window(self, ids: Tensor, **options: Any) -> Tensor:
-        """ids (B, T) -> hidden states (B, T, d)."""
+        """ids (B, T) -> hidden states (B, T, d_h)."""
         x = self._drop(self.embed(ids))
-        return cast(Tensor, self.body(inputs_embeds=x, **options).last_hidden_state)
+        if self.output_layers == 1:
+            return cast(Tensor, self.body(inputs_embeds=x, **options).last_hidden_state)
+        states = self.body(inputs_embeds=x, output_hidden_states=True, **options).hidden_states
+        return torch.cat(states[-self.output_layers :], dim=-1)
 
     def _drop(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)
