@@ -394,6 +394,7 @@ def test_untied_model_can_share_its_embedding():
     torch.testing.assert_close(logits(fold(model)), logits(model))
 
 
+ANY = {"zero_start": False}
 INNER = [
     ({"name": "deep-residul"}, ValueError, "; did you mean deep-residual"),
     ({"dept": 1}, TypeError, "TiedSoftmax.*dept"),
@@ -414,6 +415,8 @@ INNER = [
         ),
         *(({"layer": name, **WRAPPERS[name]}, ValueError, "zero_start") for name in WRAPPERS),
         ({"layer": "softcap", "inner": {"name": "mixture"}}, ValueError, "inner"),
+        ({"layer": "doc", "experts": [1, 2], "widths": [32, 32], **ANY}, ValueError, "widths"),
+        ({"layer": "bilinear", "hidden_size": 48, **ANY}, ValueError, "hidden_size"),
         ({"layer": "dual"}, ValueError, "zero_start"),
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),

@@ -289,7 +289,14 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
             weight = nn.Parameter(weight.detach().clone())
         embedding = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
         embedding.weight = weight
-    head = AttachedHead(build_layer(drill, embedding, linear.in_features), shared)
+    layer = build_layer(drill, embedding, linear.in_features)
+    if layer.hidden_size != linear.in_features:
+        raise ValueError(
+            f"attach: {type(layer).__name__} reads hidden states of width {layer.hidden_size}, but "
+            f"the head of {type(model).__name__} gets the last state alone, of width "
+            f"{linear.in_features}; leave out hidden_size and widths"
+        )
+    head = AttachedHead(layer, shared)
     matrix = head.matrix
     if matrix_name == "full":
         matrix.embedding = embedding
