@@ -53,6 +53,18 @@ def test_attached_it_starts_with_the_logits_and_the_loss_of_the_model(family):
     assert (model.lm_head.layer.label_weight is embedding.weight) == tied
 
 
+@pytest.mark.parametrize("inner", ["tied", "full", "deep-residual"])
+@pytest.mark.parametrize("layer", ["sampled", "plif"])
+@pytest.mark.parametrize("family", ["llama", "llama-untied"])
+def test_layers_that_start_as_the_one_inside_start_with_the_logits_of_the_model(
+    family, layer, inner
+):
+    model = build(family)
+    before = logits(model)
+    attach(model, layer, **WRAPPERS[layer], inner={"name": inner})
+    torch.testing.assert_close(logits(model), before)
+
+
 def scores_and_targets(model, scores):
     """Of all tokens of the batch, each with the one after it where the model shifts its labels."""
     targets = batch()["labels"]
@@ -413,10 +425,15 @@ INNER = [
             ({"layer": "mixture", "zero_start": False, "inner": inner}, *said)
             for inner, *said in INNER
         ),
-        *(({"layer": name, **WRAPPERS[name]}, ValueError, "zero_start") for name in WRAPPERS),
-        ({"layer": "softcap", "inner": {"name": "mixture"}}, ValueError, "inner"),
+        *(
+            ({"layer": name, **WRAPPERS[name]}, ValueError, "zero_start")
+            for name in WRAPPERS
+            if name not in ("sampled", "plif")
+        ),
+        ({"layer": "sampled", "inner": {"name": "dual"}}, ValueError, "zero_start"),
         ({"layer": "doc", "experts": [1, 2], "widths": [32, 32], **ANY}, ValueError, "widths"),
         ({"layer": "bilinear", "hidden_size": 48, **ANY}, ValueError, "hidden_size"),
+        ({"layer": "softcap", "inner": {"name": "mixture"}}, ValueError, "inner"),
         ({"layer": "dual"}, ValueError, "zero_start"),
         ({"layer": "deep-residual", "activation": "sigmoid"}, ValueError, "activation"),
         ({"layer": "deep-residual", "depth": -1}, ValueError, "depth"),

@@ -25,7 +25,8 @@ from drill.layers import LAYERS, MatrixLayer, NotFoldable
 from drill.layers.checks import check_counts
 from drill.layers.wrappers.sampled import foldable
 
-ZERO_START = ("tied", "full", "deep-residual")
+ZERO_START = ("tied", "full", "deep-residual", "sampled", "plif")
+"""Layers that can start with the logits of a plain head, the last two if the layer inside can."""
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 """What configs call a factor of the logits, which the fused loss does not know."""
 
@@ -76,11 +77,12 @@ def attach(
         )
     check_settings("sum", label_smoothing, "auto", memory, IGNORE_INDEX)
     _check_name("layer", layer, [*LAYERS])
-    matrix = options
+    matrix, matrix_name = options, layer
     if not issubclass(LAYERS[layer], MatrixLayer):
         matrix = options[INNER] = {"name": "tied", **options.get(INNER, {})}
         names = [name for name, kind in LAYERS.items() if issubclass(kind, MatrixLayer)]
-        _check_name(f"{INNER}['name']", matrix["name"], names)
+        matrix_name = matrix["name"]
+        _check_name(f"{INNER}['name']", matrix_name, names)
         if any(change is not None for change in logit_postprocessing(model)):
             raise ValueError(
                 f"attach: layer: {type(model).__name__} caps or shifts the logits of its head, "
@@ -90,18 +92,19 @@ def attach(
     tied = linear.weight is label_embedding(model)[1].weight
     tie = tied if tie is None else tie
     if zero_start:
-        if layer not in ZERO_START:
-            raise ValueError(
-                f"attach: zero_start: no setting of {layer} equals a plain head; pass "
-                f"zero_start=False, or take one of {', '.join(ZERO_START)}"
-            )
-        if tie and not tied and layer != "full":
+        for name in (layer, matrix_name):
+            if name not in ZERO_START:
+                raise ValueError(
+                    f"attach: zero_start: {name} does not start with the logits of a plain head; "
+                    f"pass zero_start=False, or take one of {', '.join(ZERO_START)}"
+                )
+        if tie and not tied and matrix_name != "full":
             raise ValueError(
                 "attach: tie: this model's head is a matrix of its own, so labels from the input "
                 "embedding cannot start with its logits; pass zero_start=False too"
             )
-        if layer == "deep-residual":
-            options |= {"activation": options.get("activation", "tanh"), "zero_start": True}
+        if matrix_name == "deep-residual":
+            matrix |= {"activation": matrix.get("activation", "tanh"), "zero_start": True}
     matrix.setdefault("bias", linear.bias is not None)
     for layer_options in (options, options.get(INNER, {})):
         if "counts" in layer_options:  # the config is JSON
