@@ -509,6 +509,18 @@ def test_another_head_than_the_one_attached_raises():
         model(**batch())
 
 
+def test_an_embedding_that_is_not_whole_raises():
+    model = attach(build("llama-untied"), depth=1)
+    own = model.lm_head.layer.embedding
+    model.lm_head.layer.embedding = nn.Sequential(own)  # wrapped, as by FSDP
+    with pytest.raises(TypeError, match="embedding"):
+        model(**batch())
+    model.lm_head.layer.embedding = own
+    own.weight = nn.Parameter(torch.empty(0))  # as ZeRO-3 of DeepSpeed leaves it between uses
+    with pytest.raises(RuntimeError, match="sharded"):
+        model(**batch())
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize(
     ("family", "options"),

@@ -1,4 +1,4 @@
-"""accelerate with two processes on the CPU: the losses of one process, and checkpoints."""
+"""Two processes on the CPU: the losses of one process, and checkpoints."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def one_process():
     return train(model, optimizer, ids), logits(model)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fully_shard"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fully_shard", "fsdp1", "tensor_parallel"])
 def test_two_processes_train_as_one(kind, one_process, tmp_path):
     two_processes(Path(__file__).with_name("train_in_processes.py"), kind, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())

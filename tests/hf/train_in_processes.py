@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
 from torch import distributed
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from transformers.distributed import DistributedConfig
 
 from drill.hf import attach
 from tests.hf.tiny_models import T, build, logits, perturb
@@ -45,19 +47,33 @@ def train_with(accelerator, **options):
     return train(model, optimizer, ids, accelerator, **options), model
 
 
-def train_by_hand(folder):
-    """FSDP2 without accelerate: the groups that the docs name."""
+def train_by_hand(kind, folder):
+    """Without accelerate, as the docs say."""
     distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
     model, _, ids = parts()
     body = model.model
-    for block in body.layers:
-        fully_shard(block)
-    fully_shard([body.norm, body.embed_tokens, model.lm_head])
-    fully_shard(model)
+    if kind == "fully_shard":
+        for block in body.layers:
+            fully_shard(block)
+        fully_shard([body.norm, body.embed_tokens, model.lm_head])
+        fully_shard(model)
+    elif kind == "fsdp1":
+        policy = ModuleWrapPolicy({type(body.layers[0])})
+        cpu = torch.device("cpu")
+        model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=cpu)
+    elif kind == "tensor_parallel":
+        model.save_pretrained(folder / "start")  # the first process writes
+        distributed.barrier()
+        plan = DistributedConfig(tp_plan="auto")
+        model = T.AutoModelForCausalLM.from_pretrained(folder / "start", distributed_config=plan)
+        model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    losses = train(model, optimizer, ids.chunk(2)[distributed.get_rank()])
-    state = {name: each.full_tensor() for name, each in model.state_dict().items()}
-    if distributed.get_rank() == 0:
+    ids = ids if kind == "tensor_parallel" else ids.chunk(2)[rank]
+    losses = train(model, optimizer, ids)
+    state = model.state_dict()
+    state = {name: getattr(each, "full_tensor", each.clone)() for name, each in state.items()}
+    if rank == 0:
         again = parts()[0]
         again.load_state_dict(state)
         report = {"losses": losses, "logits": logits(again).tolist()}
@@ -66,8 +82,8 @@ def train_by_hand(folder):
 
 
 def main(kind, folder):
-    if kind == "fully_shard":
-        return train_by_hand(folder)
+    if kind in ("fully_shard", "fsdp1", "tensor_parallel"):
+        return train_by_hand(kind, folder)
     plugin = None
     if kind == "fsdp2":
         plugin = FullyShardedDataParallelPlugin(

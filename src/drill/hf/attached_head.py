@@ -61,13 +61,14 @@ class AttachedHead(nn.Module):
         """Encode the rows of this embedding, the one that the model has now."""
         layer = self.matrix
         if self.shared and vars(layer)["embedding"] is not embedding:
-            if not isinstance(embedding, nn.Embedding):
-                raise TypeError(
-                    f"the output layer encodes the rows of the input embedding, which is now a "
-                    f"{type(embedding).__name__}; leave the embedding out of PEFT's target_modules "
-                    "and modules_to_save, or attach with tie=False"
-                )
             vars(layer)["embedding"] = embedding
+        if not isinstance(layer.embedding, nn.Embedding):
+            raise TypeError(
+                f"the output layer encodes the rows of an embedding, which is now a "
+                f"{type(layer.embedding).__name__}; leave the embedding out of PEFT's "
+                "target_modules and modules_to_save (or attach with tie=False) and out of what "
+                "FSDP wraps"
+            )
         if layer.bias is not None and len(layer.bias) != layer.vocabulary_size:
             self.layer.resize(layer.vocabulary_size)
 
@@ -111,10 +112,12 @@ class AttachedHead(nn.Module):
     ) -> Tensor:
         """Logits (..., V); with ``targets`` the sum of the losses of ``softcap(logits) + bias``."""
         layer = self.layer
-        if hasattr(layer.label_weight, "device_mesh"):
+        if hasattr(layer.label_weight, "device_mesh") or layer.label_weight.dim() != 2:
             raise RuntimeError(
-                "the input embedding is sharded where the output layer encodes its rows; put both "
-                "into one FSDP group, as fully_shard([norm, embedding, head]) and accelerate do"
+                "the embedding is sharded where the output layer encodes its rows; with FSDP2 put "
+                "both into one group, as fully_shard([norm, embedding, head]) and accelerate do; "
+                "for tensor parallelism load a model that has the layer already; DeepSpeed's "
+                "ZeRO-3 does not work"
             )
         if targets is None:
             if torch.compiler.is_compiling() and self._reuses_labels(hidden):
