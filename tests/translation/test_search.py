@@ -408,7 +408,7 @@ def test_nan_and_impossible_end_raise():
         with pytest.raises(FloatingPointError, match="NaN for a probability at token 1"):
             find(model, SOURCES, SHORT)
     endless = make(eos=-math.inf)
-    with pytest.raises(ValueError, match=r"no translation of sentence \d ends"):
+    with pytest.raises(FloatingPointError, match=r"no translation of sentence \d ends"):
         beam_search(endless, SOURCES, SHORT)
     with pytest.raises(FloatingPointError, match="0 for all that may be written"):
         sample(endless, SOURCES, SHORT)
