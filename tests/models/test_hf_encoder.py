@@ -18,7 +18,7 @@ from drill.layers import (
 )
 from drill.models import HfEncoder
 from drill.models.language_model import LanguageModel
-from drill.training.optim import Muon
+from drill.training.optim import AdamW, Muon
 from drill.training.optim.muon import orthogonalized
 from drill.training.settings import resolve_settings
 from tests.helpers.language_models import (
@@ -255,8 +255,11 @@ def test_untying_keeps_the_logits(deep):
 
 def test_untying_in_the_middle_resumes_bit_exactly(tmp_path):
     made = model(True, 0.1)
-    whole = small_run(tmp_path / "whole", optimizer="adamw", model=made, untie_at=0.5, **PLAIN)
+    optimizer = AdamW(0.01)
+    whole = small_run(tmp_path / "whole", optimizer=optimizer, model=made, untie_at=0.5, **PLAIN)
     assert isinstance(made.layer, FullSoftmax)
+    steps = {name: optimizer.optimizer.state[p]["step"] for name, p in made.named_parameters()}
+    assert steps["layer.embedding.weight"] == steps["encoder.embedding.weight"] > 1
     assert whole.best_epoch > 1
     check_resumed(tmp_path, untie_at=0.5)
     saved = weights(tmp_path / "whole" / "best.safetensors")

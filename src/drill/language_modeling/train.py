@@ -32,7 +32,7 @@ from drill.training.loop import Task, Watch, diverged_if_nan
 from drill.training.optim import ScheduledOptimizer
 from drill.training.options import LanguageModelOptions
 from drill.training.precision import autocast_to
-from drill.training.run.checkpoint import load_into
+from drill.training.run.checkpoint import load_into, strip_prefix
 from drill.training.run.folder import RunFolder
 
 REGULARISERS = (  # options of the loss
@@ -152,9 +152,17 @@ class LanguageModelTask(Task):
         self.state.tokens += batch.length * self.options.batch_size
 
     def _untie(self) -> None:
-        """Go on with a free matrix; other parameters keep their moments, the best is forgotten."""
+        """Go on with a free matrix, which takes a copy of E's optimizer state; other parameters
+        keep theirs, the best is forgotten."""
+        shared = self.model.layer.matrix.label_weight
+        names = [name for name, p in self.optimizer.parameters.items() if p is shared]
         saved = self.optimizer.state_dict()
         self.model.layer = untied(self.model.layer)
+        free = "layer.embedding.weight"
+        for name in names:  # none if E is computed
+            state = strip_prefix(f"{name}/", saved)
+            saved |= {f"{free}/{key}": value.clone() for key, value in state.items()}
+            saved["optimizer"][free] = saved["optimizer"][name]
         self.optimizer.setup(self.model.named_parameters())
         self.optimizer.load_state_dict(saved)
         self.state.untied, self.state.best, self.state.best_weights = True, None, None
