@@ -102,3 +102,5 @@ def test_analyse_prints_bands_and_ranks(cli_output, workspace):
     assert kept["bands"] == text["losses"]["more"]
     ranks = {key: kept[f"rank_{key}"] for key in ("absolute", "relative", "bound")}
     assert ranks.items() <= found["ranks"]["more"].items()
+    cells = cli_output("report", "runs/more", "--markdown").split("## Rank")[1].split("|")
+    assert f" {ranks['relative']} " in cells

@@ -37,17 +37,17 @@ def analyse(
     Loss by how often a word or subword occurs in training, also relative to the first run, by
     types and by tokens; bits per byte of subwords; calibration; norms of labels by frequency and
     nearest labels, in the embedding E and in the output layer's g_out(E); and the rank of the
-    log-probabilities. `drill report` can draw all but the last. Losses and rank are appended to
-    RUN/evaluations.jsonl, unless --no-rank.
+    log-probabilities. Losses and rank are appended to RUN/evaluations.jsonl, unless --no-rank;
+    `drill report` shows a saved rank, and with --bands the rest.
     """
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
-    from drill.report.analysis.log_prob_rank import RANK_NOTE, LogProbRank, log_prob_rank
+    from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
     from drill.report.page.figures import css_classes
     from drill.report.page.page import Section, as_markdown, text_sections
     from drill.report.results.evaluations import ANALYSIS
     from drill.report.results.runs import distinct_names
-    from drill.report.tables.markup import Table
+    from drill.report.tables.result_tables import ranks_table
     from drill.training.run.folder import json_row
 
     names = distinct_names([path.resolve() for path in runs])
@@ -88,18 +88,6 @@ def analyse(
         named = [(", ".join(text.models), text) for text in comparison.texts]
         echo(as_markdown(text_sections(named, css_classes(names.values()))))
         echo(f"{STREAMS}\n")
-    if ranks and not as_json:
-        rows = [
-            [
-                ("run", name),
-                ("tokens", f"{r.tokens:,}"),
-                ("labels", f"{r.labels:,}"),
-                ("rank", f"{r.absolute:,}"),
-                ("rank, relative tolerance", f"{r.relative:,}"),
-                ("d + 2", "" if r.bound is None else f"{r.bound:,}"),
-            ]
-            for name, r in ranks.items()
-        ]
-        echo(as_markdown([Section("rank", "Rank", [Table.of(rows, [RANK_NOTE])])]))
+        echo(as_markdown([Section.of("rank", "Rank", ranks_table(saved))]))
     for name, row in saved.items():
         loaded[name].folder.keep_evaluation(row)

@@ -36,10 +36,10 @@ def report(
 ) -> None:
     """Write one self-contained page about runs and ledgers.
 
-    Tables, learning curves, settings. --bands adds what `drill analyse` prints but the rank: the
-    test loss by word frequency, also relative to the first run on the same text, calibration, and
-    norms and neighbours of labels. The accuracy of words of translators is shown where `drill
-    evaluate --bands` has saved it.
+    Tables, learning curves, settings. --bands adds what `drill analyse` prints: the test loss by
+    word frequency, also relative to the first run on the same text, calibration, and norms and
+    neighbours of labels. The rank is shown where `drill analyse` has saved it, and the accuracy of
+    words of translators where `drill evaluate --bands` has.
     """
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison

@@ -19,10 +19,6 @@ from drill.training.precision import evaluating
 
 ABSOLUTE = 1.0  # the tolerance of the released code: numpy.linalg.matrix_rank(A, tol=True)
 RELATIVE = 1e-6  # of the largest singular value
-RANK_NOTE = (
-    "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the released "
-    "code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
-)
 CHUNK = 512  # log-probabilities of this many tokens are computed at a time
 
 

@@ -19,6 +19,7 @@ from drill.report.analysis.word_accuracy import AccuracyBand
 from drill.report.page import figures
 from drill.report.page.figures import Curve, Figure
 from drill.report.results import ledger
+from drill.report.results.evaluations import ANALYSIS
 from drill.report.results.run_files import read_starts
 from drill.report.results.runs import RunSummary, read_runs, setting_text
 from drill.report.tables import band_tables, result_tables
@@ -193,6 +194,7 @@ def run_sections(
     trained = by_corpus([run for run in runs if run.curve])
     timed = by_corpus(several)  # one validation is no curve
     named = [(_corpora_and_models(text.models, runs), text) for text in texts]
+    ranks = {run.name: row for run in runs for row in run.evaluations if row["kind"] == ANALYSIS}
     return [
         Section.of("results", "Results", result_tables.runs_table(runs)),
         Section.of("curves", "Learning curves", *_in_groups(trained.items(), curves)),
@@ -201,6 +203,7 @@ def run_sections(
             "evaluations", "Dynamic evaluation and cache", result_tables.evaluations_table(runs)
         ),
         *text_sections(named, look, _accuracy(runs)),
+        Section.of("rank", "Rank", result_tables.ranks_table(ranks)),
         Section.of(
             "samples", "Samples", *(Listing(lines, name) for name, lines in (samples or {}).items())
         ),

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean
 
 from drill.language_modeling.evaluation.frequency_bands import Band
-from drill.report.analysis.log_prob_rank import RANK_NOTE
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE
 from drill.report.results.ledger import Row
 from drill.report.results.paper import FINETUNED
@@ -25,7 +24,12 @@ from drill.report.study.statistics import CONFIDENCE, paired_difference, standar
 from drill.report.tables import number_format as numbers
 from drill.report.tables import result_tables
 from drill.report.tables.markup import Cell, Listing, Table
-from drill.report.tables.result_tables import BITS, DYNAMIC_AND_CACHE_NOTE, GAP_NOTE
+from drill.report.tables.result_tables import (
+    BITS,
+    DYNAMIC_AND_CACHE_NOTE,
+    GAP_NOTE,
+    RANK_NOTE,
+)
 
 BITS_PER_BYTE, BAND, MASS = "bits per byte", "band", "mass"
 RANKS = {"rank": "rank_absolute", "rank, relative tolerance": "rank_relative"}

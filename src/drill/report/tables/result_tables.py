@@ -1,6 +1,6 @@
 """Tables of runs and of ledgers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
 from drill.report.results.evaluations import DYNAMIC_AND_CACHE, Evaluation, last_pair
@@ -26,6 +26,10 @@ TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
     "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
     "less the paper's."
+)
+RANK_NOTE = (
+    "Rank of the log-probabilities of all tokens: singular values above 1.0, as in the released "
+    "code, and above 1e-6 of the largest. One softmax cannot exceed d + 2."
 )
 BITS = "test_bits_per_byte"
 
@@ -95,6 +99,21 @@ def evaluations_table(results: Sequence[Result]) -> Table:
             )
     notes = [ADAPTED_NOTE, *paper_notes(rows, DYNAMIC_AND_CACHE_NOTE)]
     return Table.of(rows, notes, "Perplexity of dynamic evaluation and the cache")
+
+
+def ranks_table(rows: Mapping[str, Evaluation]) -> Table:
+    """The ranks that `drill analyse` has saved, by the names of the runs."""
+    cells = [
+        [
+            ("run", name),
+            ("tokens", numbers.count(row["tokens"])),
+            ("rank", numbers.count(row["rank_absolute"])),
+            ("rank, relative tolerance", numbers.count(row["rank_relative"])),
+            ("d + 2", numbers.count(row.get("rank_bound"))),
+        ]
+        for name, row in rows.items()
+    ]
+    return Table.of(cells, [RANK_NOTE])
 
 
 def _score(result: Result, key: str) -> float | None:
