@@ -98,8 +98,9 @@ folder = pathlib.Path(sys.argv[1])
 ctranslate2.converters.TransformersConverter(str(folder)).convert(str(folder / "ct2"))
 translator = ctranslate2.Translator(str(folder / "ct2"), device="cpu")
 words = json.loads((folder / "words.json").read_text())
-found = translator.translate_batch(words, beam_size=1, max_decoding_length=8, min_decoding_length=8)
-(folder / "found.json").write_text(json.dumps([one.hypotheses[0] for one in found]))
+length = {"min_decoding_length": 8, "max_decoding_length": 8}
+found = [translator.translate_batch(words, beam_size=beam, **length) for beam in (1, 4)]
+(folder / "found.json").write_text(json.dumps([[x.hypotheses[0] for x in each] for each in found]))
 """
 
 
@@ -118,11 +119,12 @@ def test_ctranslate2(tmp_path):
     fold(model).save_pretrained(tmp_path)
     (tmp_path / "words.json").write_text(json.dumps([[words[i] for i in row] for row in IDS]))
     without_drill(CTRANSLATE2, tmp_path)
-    options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": 1, "do_sample": False}
-    mask = torch.ones_like(IDS)
-    ids = model.generate(IDS, attention_mask=mask, suppress_tokens=[98], **options)
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    options |= {"attention_mask": torch.ones_like(IDS), "suppress_tokens": [98]}
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found == [[words[i] for i in row[1:]] for row in ids]
+    for beam, translations in zip((1, 4), found, strict=True):
+        ids = model.generate(IDS, num_beams=beam, **options)
+        assert translations == [[words[i] for i in row[1:]] for row in ids]
 
 
 GGUF = """
