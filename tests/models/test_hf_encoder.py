@@ -18,10 +18,11 @@ from drill.layers import (
 )
 from drill.models import HfEncoder
 from drill.models.language_model import LanguageModel
-from drill.training.optim import AdamW, Muon
+from drill.training.optim import Muon
 from drill.training.optim.muon import orthogonalized
 from drill.training.settings import resolve_settings
 from tests.helpers.language_models import (
+    OPTIMIZERS,
     V,
     assert_close_rows,
     differences,
@@ -253,15 +254,16 @@ def test_untying_keeps_the_logits(deep):
         untied(MixtureOfSoftmaxes(made.layer, experts=2))
 
 
-def test_untying_in_the_middle_resumes_bit_exactly(tmp_path):
+@pytest.mark.parametrize("name", ["adamw", "late adamw"])
+def test_untying_in_the_middle_resumes_bit_exactly(name, tmp_path):
     made = model(True, 0.1)
-    optimizer = AdamW(0.01)
+    optimizer = OPTIMIZERS[name]()
     whole = small_run(tmp_path / "whole", optimizer=optimizer, model=made, untie_at=0.5, **PLAIN)
     assert isinstance(made.layer, FullSoftmax)
     steps = {name: optimizer.optimizer.state[p]["step"] for name, p in made.named_parameters()}
     assert steps["layer.embedding.weight"] == steps["encoder.embedding.weight"] > 1
     assert whole.best_epoch > 1
-    check_resumed(tmp_path, untie_at=0.5)
+    check_resumed(tmp_path, name, untie_at=0.5)
     saved = weights(tmp_path / "whole" / "best.safetensors")
     assert not torch.equal(saved["layer.embedding.weight"], saved["encoder.embedding.weight"])
 
@@ -315,6 +317,19 @@ def test_what_fsdp_cannot_do_raises(changes):
     tables["training"] = {"fsdp": True, "bptt": 70, **changes.get("training", {})}
     with pytest.raises(SettingsError, match=r"\[training\]: fsdp"):
         dry_run(resolve_settings(tables))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "nt-asgd"},
+        {"name": "sgd", "average_from": 0.4},
+        {"name": "sgd", "average_from": 0.6, "average_patience": 2},
+    ],
+)
+def test_untying_after_averaging_may_have_begun_raises(optimizer):
+    with pytest.raises(SettingsError, match=r"\[training\]: untie_at"):
+        dry_run(resolve_settings({"optimizer": optimizer, "training": {"untie_at": 0.5}}))
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
 from drill.training.build import argument_errors, build_layer, check_optimizer, model_errors
 from drill.training.device import meta_init
+from drill.training.optim import OPTIMIZERS, RunScheduled
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import with_text
 from drill.training.run.weights import settings_of
@@ -108,8 +109,14 @@ def _check_training(settings: Settings, model: LanguageModel) -> None:
             raise ValueError("fsdp is for optimizer.name adamw or muon, without average_from")
     if training["untie_at"] is not None:
         check_untie(model.layer)
-        if averages:
-            raise ValueError("untie_at and optimizer.average_from exclude each other")
+        if not issubclass(OPTIMIZERS[settings.optimizer[NAME]], RunScheduled):
+            raise ValueError("untie_at is for optimizer.name adamw, muon or sgd")
+        early = averages and settings.optimizer["average_from"] < training["untie_at"]
+        if early or settings.optimizer["average_patience"] is not None:
+            raise ValueError(
+                "untie_at needs averages that begin later: a higher "
+                "optimizer.average_from, and no average_patience"
+            )
 
 
 def _model(
