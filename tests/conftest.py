@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import hypothesis
@@ -171,6 +172,29 @@ def nan_in_fresh_memory():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+class Call(NamedTuple):
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    result: Any
+
+
+@pytest.fixture
+def calls_of(monkeypatch):
+    """Notes the calls of a function or method, which still does what it does."""
+
+    def watch(owner: object, name: str) -> list[Call]:
+        calls, real = [], getattr(owner, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            calls.append(Call(arguments, options, real(*arguments, **options)))
+            return calls[-1].result
+
+        monkeypatch.setattr(owner, name, noted)
+        return calls
+
+    return watch
 
 
 @pytest.fixture

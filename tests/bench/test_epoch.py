@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import contextmanager
 
 import epoch
 import pytest
@@ -40,19 +39,11 @@ def test_a_row_is_of_the_device_that_was_asked_for(timed, monkeypatch):
 
 
 @pytest.mark.parametrize(("precision", "chosen"), [("bfloat16", "tf32"), ("float32", "float32")])
-def test_one_epoch_is_enough_for_dynamic_evaluation(timed, monkeypatch, precision, chosen):
+def test_one_epoch_is_enough_for_dynamic_evaluation(timed, calls_of, precision, chosen):
     """In the precision that `drill evaluate` takes for it."""
-    seen = []
-
-    @contextmanager
-    def spied(asked, device, given=epoch.matmul_precision):
-        seen.append((asked, device.type))
-        with given(asked, device) as autocast:
-            yield autocast
-
-    monkeypatch.setattr(epoch, "matmul_precision", spied)
+    calls = calls_of(epoch, "matmul_precision")
     (row,), printed = timed("--epochs", "1", "--dynamic", "--precision", precision)
-    assert seen == [(chosen, "cpu")]
+    assert [call.arguments for call in calls] == [(chosen, torch.device("cpu"))]
     assert row["dynamic_precision"] == "float32"  # a CPU has no tf32
     assert 0 < row["statistics_seconds"] < row["dynamic_seconds"]
     assert row["dynamic_perplexity"] > 1

@@ -77,15 +77,9 @@ def test_a_full_disk_loses_no_result(run_cli, cli_error, workspace, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "cache"])
-def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
+def test_a_search_reads_the_validation_text_only(run_cli, calls_of, kind):
     module = {"dynamic": dynamic_evaluation, "cache": cache_pointer}[kind]
-    search, read = getattr(module, f"{kind}_search"), []
-
-    def spy(model, ids, *arguments, **options):
-        read.append(np.asarray(ids))
-        return search(model, ids, *arguments, **options)
-
-    monkeypatch.setattr(module, f"{kind}_search", spy)
+    searches = calls_of(module, f"{kind}_search")
     limit = ("--limit", "60", "--segment-length", "20") if kind == "dynamic" else ()
     code, out, err = run_cli(kind, "runs/tiny", "--search", *limit, *CPU)
     assert code == 0, err
@@ -93,7 +87,7 @@ def test_a_search_reads_the_validation_text_only(run_cli, monkeypatch, kind):
     starts = [line.split(" perplexity ")[0] for line in out.splitlines()]
     assert starts == [f"{kind}, valid:", f"{kind}, test:"]
     run = load_language_model("runs/tiny", device="cpu")
-    assert [np.array_equal(ids, run.ids.valid) for ids in read] == [True]
+    assert [np.array_equal(call.arguments[1], run.ids.valid) for call in searches] == [True]
 
 
 @pytest.mark.parametrize(

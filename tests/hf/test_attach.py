@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from drill.kernels.loss.nll import nll
-from drill.layers import LAYERS, DeepResidual, MatrixLayer, NotFoldable
+from drill.layers import LAYERS, DeepResidual, MatrixLayer, NotFoldable, losses
 from tests.hf.tiny_models import (
     BART,
     CONFIGS,
@@ -121,17 +120,11 @@ def test_loss_options(family):
         model(inputs["input_ids"], labels=inputs["labels"].clamp(min=0) + V)
 
 
-def test_memory_of_the_loss_is_saved_in_the_config(tmp_path, monkeypatch):
+def test_memory_of_the_loss_is_saved_in_the_config(tmp_path, calls_of):
     attach(build("llama"), depth=1, memory=2**12).save_pretrained(tmp_path)
-    model, given = T.AutoModelForCausalLM.from_pretrained(tmp_path), []
-
-    def watched(*args, **options):
-        given.append(options["memory"])
-        return nll(*args, **options)
-
-    monkeypatch.setattr("drill.layers.losses.nll", watched)
+    model, calls = T.AutoModelForCausalLM.from_pretrained(tmp_path), calls_of(losses, "nll")
     small = model.train()(**batch()).loss
-    assert given == [2**12]
+    assert [call.options["memory"] for call in calls] == [2**12]
     model.config.drill["memory"] = 2**30
     torch.testing.assert_close(small, model(**batch()).loss)
 
@@ -224,18 +217,10 @@ def test_bias_is_folded_into_the_one_of_marian():
     torch.testing.assert_close(logits(fold(model)), logits(model))
 
 
-def count_encodings(monkeypatch):
-    encoded, encode = [], DeepResidual.labels
-    monkeypatch.setattr(
-        DeepResidual, "labels", lambda self, *args: encoded.append(1) or encode(self, *args)
-    )
-    return encoded
-
-
 @pytest.mark.parametrize("family", ["gpt2", "llama-untied", "t5", "marian"])
-def test_generate_encodes_the_labels_once_and_again_after_a_change(family, monkeypatch):
+def test_generate_encodes_the_labels_once_and_again_after_a_change(family, calls_of):
     model = perturb(attach(build(family), depth=2))
-    encoded = count_encodings(monkeypatch)
+    encoded = calls_of(DeepResidual, "labels")
     ids = batch()["input_ids"]
     options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     options |= {"eos_token_id": None, "pad_token_id": 0}
@@ -252,10 +237,10 @@ def test_generate_encodes_the_labels_once_and_again_after_a_change(family, monke
 @pytest.mark.parametrize("family", ["llama", "marian"])
 @pytest.mark.parametrize(("backend", "fullgraph"), [("eager", False), ("aot_eager", True)])
 def test_compiled_it_encodes_the_labels_once_and_again_after_a_change(
-    family, backend, fullgraph, monkeypatch
+    family, backend, fullgraph, calls_of
 ):
     model = perturb(attach(build(family), depth=2))
-    encoded = count_encodings(monkeypatch)
+    encoded = calls_of(DeepResidual, "labels")
     inputs = {"input_ids": batch()["input_ids"], "use_cache": False}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = inputs["input_ids"]

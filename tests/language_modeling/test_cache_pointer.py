@@ -12,7 +12,6 @@ from drill.language_modeling.evaluation.cache_pointer import (
     SCORES,
     cache_perplexity,
     cache_search,
-    pointer_log_probs,
 )
 from drill.language_modeling.evaluation.perplexity import perplexity
 from drill.models.language_model import LanguageModel
@@ -129,15 +128,9 @@ def test_several_columns_and_an_empty_grid_raise():
         cache_search(language_model(), text(60), thetas=())
 
 
-def test_autocast_is_for_the_model_not_for_similarities(monkeypatch):
+def test_autocast_is_for_the_model_not_for_similarities(calls_of):
     model, ids = language_model("tied", torch.float32), text(120)
-    kinds = []
-
-    def spy(h, *rest):
-        kinds.append(h.dtype)
-        return pointer_log_probs(h, *rest)
-
-    monkeypatch.setattr(cache_pointer, "pointer_log_probs", spy)
+    calls = calls_of(cache_pointer, "pointer_log_probs")
     exact = cache_perplexity(model, ids, window=20, **STRONG)
     coarse = cache_perplexity(model, ids, window=20, autocast=torch.bfloat16, **STRONG)
     assert coarse.nll != exact.nll
@@ -146,4 +139,4 @@ def test_autocast_is_for_the_model_not_for_similarities(monkeypatch):
         model, ids, window=20, thetas=[0.8], lambdas=[0.3], autocast=torch.bfloat16
     )
     assert searched.best.result == coarse
-    assert set(kinds) == {torch.float32}
+    assert {call.arguments[0].dtype for call in calls} == {torch.float32}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from drill.data import DataError
+from drill.language_modeling.evaluation import dynamic_evaluation
 from drill.language_modeling.evaluation.dynamic_evaluation import dynamic_perplexity, dynamic_search
 from drill.language_modeling.evaluation.gradient_statistics import gradient_statistics
 from drill.language_modeling.evaluation.grid_search import Cell, GridSearch, run_grid
@@ -109,16 +110,9 @@ def test_search_finds_that_adaptation_helps():
     assert found.best.result == truth
 
 
-def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
+def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch, calls_of):
     model, statistics = measured()
-    module = "drill.language_modeling.evaluation.dynamic_evaluation"
-    evaluated = []
-
-    def counted(*arguments, **options):
-        evaluated.append(options["lr"])
-        return dynamic_perplexity(*arguments, **options)
-
-    monkeypatch.setattr(f"{module}.dynamic_perplexity", counted)
+    evaluated = calls_of(dynamic_evaluation, "dynamic_perplexity")
 
     def passes(statistics=statistics, **options):
         evaluated.clear()
@@ -131,7 +125,7 @@ def test_search_resumes_and_knows_what_its_cells_belong_to(path, monkeypatch):
     assert passes(lrs=(0.0, 0.01, 0.02)) == 2
     assert passes(dataclasses.replace(statistics, precision="tf32 in products")) == 4
     with monkeypatch.context() as patch:
-        patch.setattr(f"{module}.current_precision", lambda _: "tf32 in products")
+        patch.setattr(dynamic_evaluation, "current_precision", lambda _: "tf32 in products")
         assert passes() == 4
     assert passes(gradient_statistics(model, text(90), batch_size=4)) == 4
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from drill.data import (
 )
 from drill.data.text.batches import rotated, rotations
 from drill.language_modeling.evaluation.perplexity import evaluate_tokens, perplexity
-from drill.models.language_model import LanguageModel
 from drill.training.optim import Sgd
 from drill.training.progress import Progress
 from drill.training.run.checkpoint import fingerprint_in, load_into
@@ -129,33 +127,23 @@ def test_lengths_follow_their_own_seed_and_cap(tmp_path):
 # -- an epoch -------------------------------------------------------------------------------------
 
 
-def spied(model: LanguageModel, note: Callable[..., None]) -> LanguageModel:
-    """``model`` that calls ``note`` with ids, targets, state and Loss of every training step."""
-    loss = model.loss
-
-    def noted(ids, targets, state=None, **options):
-        found = loss(ids, targets, state, **options)
-        note(ids.clone(), targets.clone(), state, found)
-        return found
-
-    model.loss = noted
-    return model
+@pytest.fixture
+def spied(calls_of):
+    """A model, and the calls of its loss: ids, targets and state, and what came of them."""
+    model = small_model()
+    return model, calls_of(model, "loss")
 
 
-def test_state_is_zero_at_the_start_of_an_epoch_and_carried_in_it(tmp_path):
-    given, made = [], []
-
-    def note(ids, targets, state, loss):
-        given.append(state)
-        made.append(loss.state)
-
-    small_run(tmp_path, model=spied(small_model(), note), epochs=2)
+def test_state_is_zero_at_the_start_of_an_epoch_and_carried_in_it(tmp_path, spied):
+    model, calls = spied
+    small_run(tmp_path, model=model, epochs=2)
     starts = [s.start for epoch in segments(2) for s in epoch]
     for i, start in enumerate(starts):
+        _, _, given = calls[i].arguments
         if start == 0:
-            assert given[i] is None
+            assert given is None
             continue
-        for mine, before in zip(given[i], made[i - 1], strict=True):
+        for mine, before in zip(given, calls[i - 1].result.state, strict=True):
             assert all(map(torch.equal, mine, before))
             assert not any(tensor.requires_grad for tensor in mine)
             assert all(tensor.abs().sum() > 0 for tensor in mine)
@@ -163,8 +151,9 @@ def test_state_is_zero_at_the_start_of_an_epoch_and_carried_in_it(tmp_path):
 
 
 def test_partial_shuffle_rotates_the_streams_again_for_every_epoch(tmp_path):
-    read = []
-    model = spied(small_model(), lambda ids, targets, *_: read.append((ids, targets)))
+    model, read = small_model(), []
+    # Clones: the next epoch is rotated into the same memory.
+    model.register_forward_pre_hook(lambda _, given: read.append([x.clone() for x in given[:2]]))
     small_run(tmp_path, model=model, epochs=3, partial_shuffle=True)
     data, left = batchify(text().train, BATCH), iter(read)
     for epoch, parts in enumerate(segments(3), 1):
@@ -175,10 +164,10 @@ def test_partial_shuffle_rotates_the_streams_again_for_every_epoch(tmp_path):
     assert next(left, None) is None
 
 
-def test_reported_loss_is_the_mean_over_rows_without_regularisers(tmp_path):
-    found = []
-    model = spied(small_model(), lambda *noted: found.append(noted[-1].nll.item()))
+def test_reported_loss_is_the_mean_over_rows_without_regularisers(tmp_path, spied):
+    model, calls = spied
     small_run(tmp_path, model=model, epochs=2, ar_weight=50.0, tar_weight=50.0, log_every=1)
+    found = [call.result.nll.item() for call in calls]
     left = iter(found)
     epochs = [row for row in rows(tmp_path) if row["kind"] == "epoch"]
     for row, planned in zip(epochs, segments(2), strict=True):

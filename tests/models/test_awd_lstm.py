@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from drill.kernels.lstm import lstm as kernel
-from drill.kernels.runtime.dropout_masks import drop_entries
 from drill.models import AwdLstm
 from tests.models.lstm_reference import OFF, reference_lstm
 
@@ -78,16 +77,10 @@ def test_several_layers_are_concatenated_in_the_output():
     assert sorted(mask.unique().tolist()) == [0, 2]
 
 
-def test_weight_drop_is_elementwise_on_hh_and_gradients_vanish_where_it_drops(monkeypatch):
-    drawn = []
-
-    def record(weight: Tensor, p: float) -> Tensor:
-        drawn.append(drop_entries(weight, p))
-        return drawn[-1]
-
-    monkeypatch.setattr(kernel, "drop_entries", record)
-    encoder, ids = make(weight_drop=0.5), text()
+def test_weight_drop_is_elementwise_on_hh_and_gradients_vanish_where_it_drops(calls_of):
+    encoder, ids, calls = make(weight_drop=0.5), text(), calls_of(kernel, "drop_entries")
     output = encoder(ids).output
+    drawn = [call.result for call in calls]
     assert [x.shape for x in drawn] == [lstm.weight_hh_l0.shape for lstm in encoder.lstms]
     torch.testing.assert_close(output, by_hand(encoder, ids, drawn), rtol=0, atol=1e-12)
     output.sum().backward()

@@ -36,35 +36,22 @@ def test_one_pass_between_products_is_plain_pytorch(norm, device, half):
 
 @pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 @triton_devices
-def test_no_two_modules_drop_by_one_seed(monkeypatch, norm, device):
+def test_no_two_modules_drop_by_one_seed(calls_of, norm, device):
     """All seeds of a stack are drawn at once, and each residual and network takes its own."""
     model = make(norm, 0.3, attention_dropout=0.0, impl="triton").to(device, torch.float32)
-    taken, drawn = [], []
-
-    def noted(name):
-        kernel = getattr(fused_blocks, name)
-
-        def call(*args, seed, **options):
-            taken.append(seed if options.get("dropout", 0.3) else None)
-            return kernel(*args, seed=seed, **options)
-
-        return call
-
-    for name in ("residual_norm", "relu_dropout"):
-        monkeypatch.setattr(fused_blocks, name, noted(name))
-    draw = fused_blocks.drawn_seeds
-    monkeypatch.setattr(
-        fused_blocks, "drawn_seeds", lambda *given: drawn.append(draw(*given)) or drawn[-1]
-    )
+    kernels = [calls_of(fused_blocks, name) for name in ("residual_norm", "relu_dropout")]
+    draws = calls_of(fused_blocks, "drawn_seeds")
     model(ragged(S).to(device), ids(B, T).to(device))
+    taken = [call.options for calls in kernels for call in calls]
+    taken = [options["seed"] for options in taken if options.get("dropout", 0.3)]
     seeds = {each.data_ptr() for each in taken if each is not None}
-    assert [len(each) for each in drawn] == [2 * 3, 2 * 4]
-    assert seeds == {seed.data_ptr() for each in drawn for seed in each}
+    assert [len(call.result) for call in draws] == [2 * 3, 2 * 4]
+    assert seeds == {seed.data_ptr() for call in draws for seed in call.result}
     assert len([each for each in taken if each is not None]) == len(seeds) == 14
-    drawn.clear()
+    draws.clear()
     model.eval()
     model(ragged(S).to(device), ids(B, T).to(device))
-    assert drawn == [(), ()]
+    assert [call.result for call in draws] == [(), ()]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

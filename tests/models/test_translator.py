@@ -60,19 +60,12 @@ def test_calling_the_model_is_its_loss_and_options_reach_the_layer():
     torch.testing.assert_close(summed / tokens, model.loss(*rows, label_smoothing=0.2))
 
 
-def test_a_locked_dropout_of_the_layer_is_shared_over_time_not_over_sentences(monkeypatch):
+def test_a_locked_dropout_of_the_layer_is_shared_over_time_not_over_sentences(calls_of):
     model = make(lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 2, dropout=0.5))
-    seen = []
-    whole = MixtureOfSoftmaxes.expert_contexts
-
-    def spy(self, hidden: Tensor):
-        log_prior, contexts = whole(self, hidden)
-        seen.append(contexts == 0)
-        return log_prior, contexts
-
-    monkeypatch.setattr(MixtureOfSoftmaxes, "expert_contexts", spy)
+    calls = calls_of(model.layer, "expert_contexts")
     model.loss(*batch())
-    (lost,) = seen  # (T, B, K, w)
+    ((_, contexts),) = (call.result for call in calls)
+    lost = contexts == 0  # (T, B, K, w)
     assert lost.shape[:2] == (T, B)
     assert (lost == lost[:1]).all()
     assert not (lost == lost[:, :1]).all()

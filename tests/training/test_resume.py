@@ -63,16 +63,6 @@ REPLAYED = [
 ]
 
 
-@pytest.fixture
-def captures(monkeypatch) -> list[object]:
-    """What is captured as a CUDA graph."""
-    made, capture = [], GraphCapture.capture
-    monkeypatch.setattr(
-        GraphCapture, "capture", lambda graphs, work: made.append(work) or capture(graphs, work)
-    )
-    return made
-
-
 @pytest.mark.parametrize(
     ("task", "optimizer", "layer", "steps", "options"),
     [
@@ -82,8 +72,9 @@ def captures(monkeypatch) -> list[object]:
     ],
 )
 def test_an_interrupted_run_is_the_same_run(
-    tmp_path, captures, task, optimizer, layer, steps, options
+    tmp_path, calls_of, task, optimizer, layer, steps, options
 ):
+    captures = calls_of(GraphCapture, "capture")
     run, fresh = TASKS[task].run, OPTIMIZERS[optimizer] if optimizer else small_optimizer
     options = {"epochs": 4, **options} if task == LM else options
     run(tmp_path / "whole", layer, optimizer=fresh(), **options)

@@ -294,12 +294,10 @@ def test_any_layer_is_searched_exactly(name):
     [DeepResidual, lambda e: DualNonlinear(e, joint_size=5), built("mixture")],
     ids=["deep residual", "dual", "mixture"],
 )
-def test_labels_are_encoded_once_for_all_steps_and_calls(layer):
+def test_labels_are_encoded_once_for_all_steps_and_calls(layer, calls_of):
     model = make(layer=layer)
     matrix = model.layer.layer if isinstance(model.layer, MixtureOfSoftmaxes) else model.layer
-    encoded = []
-    whole = matrix.labels
-    matrix.labels = lambda *rows, **options: encoded.append(1) or whole(*rows, **options)
+    encoded = calls_of(matrix, "labels")
     expected = beam_search(model, SOURCES, SHORT)
     assert len(encoded) == 1
     with cached_head(model) as head:

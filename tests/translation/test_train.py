@@ -99,12 +99,11 @@ def test_more_epochs_remove_an_older_average(tmp_path):
     assert differences(run_state(tmp_path / "a"), run_state(tmp_path / "b")) == []
 
 
-def test_progress_of_validations_and_the_test_is_shown(tmp_path, monkeypatch):
+def test_progress_of_validations_and_the_test_is_shown(tmp_path, monkeypatch, calls_of):
     """Batch by batch, here of one line, and not all at once when all is done."""
-    shown, searches, real = [], [], beam_search._search
+    shown, searches = [], calls_of(beam_search, "_search")
     monkeypatch.setattr("drill.training.loop.SHOW_EVERY", 0.0)
     monkeypatch.setattr(train_module, "Search", partial(Search, batch_tokens=1))
-    monkeypatch.setattr(beam_search, "_search", lambda *a: searches.append(1) or real(*a))
 
     def show(report):
         if report.work is not None:

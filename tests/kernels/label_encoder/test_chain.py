@@ -142,16 +142,9 @@ every_case = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def chained(monkeypatch):
+def chained(calls_of):
     """Fails where the labels were encoded otherwise."""
-    calls = []
-    apply = ChainEncode.apply
-
-    def counted(*given):
-        calls.append(given)
-        return apply(*given)
-
-    monkeypatch.setattr(ChainEncode, "apply", counted)
+    calls = calls_of(ChainEncode, "apply")
     yield
     assert calls
 

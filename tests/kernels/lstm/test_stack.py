@@ -177,21 +177,16 @@ def test_two_layers_interleave_where_that_is_recorded(without_gpu, monkeypatch):
     assert not found(*layouts)
 
 
-def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypatch):
+def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypatch, calls_of):
     set_interleave(monkeypatch, False)
     monkeypatch.setattr(recurrence, "_loaded", set())
     *given, wanted = stack([10, 21, 37, 12], 23, 3, dtype=torch.float32)
-    rows, whole = [], torch.mm
-
-    def counted(a, b, **options):
-        rows.append(len(a))
-        return whole(a, b, **options)
-
-    monkeypatch.setattr(torch, "mm", counted)
+    products = calls_of(torch, "mm")
 
     def run():
-        rows.clear()
-        return solved(persistent(*given), given, wanted), sorted(rows)
+        products.clear()
+        found = solved(persistent(*given), given, wanted)
+        return found, sorted(len(call.arguments[0]) for call in products)
 
     (first, loading), (second, plain) = run(), run()
     assert same_bits(first, second)
@@ -200,35 +195,25 @@ def test_what_loads_products_has_the_bits_of_what_does_not(without_gpu, monkeypa
     assert loading == sorted([*plain, *pieces])
 
 
-@pytest.fixture
-def layers_gone_through(without_gpu, monkeypatch):
-    """Hidden sizes, padded, in the order of their backward recurrences."""
-    widths = []
-
-    def run(shape, *given):
-        widths.append(shape.hidden)
-        backward_by_step(shape, *given)
-
-    monkeypatch.setattr(stack_backward, "run_backward", run)
-    return widths
-
-
-def test_backward_goes_no_lower_than_what_asks(layers_gone_through):
+def test_backward_goes_no_lower_than_what_asks(without_gpu, calls_of):
     x, states, weights, wanted = stack([10, 12, 20, 12], 5, 3, dtype=torch.float32, trained=False)
-    padded = [16, 32, 16]
+    padded, recurrences = [16, 32, 16], calls_of(stack_backward, "run_backward")
+
+    def gone_through():
+        return [call.arguments[0].hidden for call in recurrences]
 
     def found(*leaves):
         """With gradients of all results, those of layers below among them."""
         for leaf in leaves:
             leaf.requires_grad_()
-        layers_gone_through.clear()
+        recurrences.clear()
         made = differentiate(flat(persistent(x, states, weights)), wanted, leaves)
         for leaf in leaves:
             leaf.requires_grad_(False)
         return made
 
     everything = found(*weights[0], *weights[1], *weights[2], *states[1], x)
-    assert layers_gone_through == padded[::-1]
+    assert gone_through() == padded[::-1]
     for leaves, at, lowest in (
         (weights[2], 8, 2),
         (weights[1], 4, 1),
@@ -237,28 +222,25 @@ def test_backward_goes_no_lower_than_what_asks(layers_gone_through):
         ((x,), 14, 0),
     ):
         assert all(map(torch.equal, found(*leaves), everything[at:]))
-        assert layers_gone_through == padded[lowest:][::-1]
+        assert gone_through() == padded[lowest:][::-1]
 
 
 @pytest.mark.parametrize("nobody_asks", [torch.no_grad, torch.inference_mode])
-def test_nothing_is_kept_where_no_gradient_is_wanted(nobody_asks, without_gpu, monkeypatch):
+def test_nothing_is_kept_where_no_gradient_is_wanted(
+    nobody_asks, without_gpu, monkeypatch, calls_of
+):
     *given, _ = stack([10, 21, 37, 12], 5, 3, dtype=torch.float32)
-    made, kept = [], []
-
-    def run(shape, own, *given):
-        made.append(own)
-        forward_by_step(shape, own, *given)
+    calls, kept = calls_of(stack_forward, "run_forward"), []
 
     def keep(ctx, *tensors):
         kept.extend(tensors)
 
-    monkeypatch.setattr(stack_forward, "run_forward", run)
     monkeypatch.setattr(torch.autograd.function.FunctionCtx, "save_for_backward", keep)
     with nobody_asks():
         output, _ = persistent(*given)
-    assert [own.w_hh_t for own in made] == [None] * 3
+    assert [call.arguments[1].w_hh_t for call in calls] == [None] * 3
     assert not kept
     trained, _ = persistent(*given)
     assert torch.equal(output, trained)
-    assert all(own.w_hh_t is not None for own in made[3:])
+    assert all(call.arguments[1].w_hh_t is not None for call in calls[3:])
     assert len(kept) == 3 * len(stack_forward.SavedLayer._fields)

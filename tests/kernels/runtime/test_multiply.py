@@ -44,12 +44,10 @@ def test_other_factors_are_left_to_pytorch(shapes):
 
 
 @pytest.mark.gpu
-def test_masked_takes_the_kernel_both_ways(monkeypatch):
+def test_masked_takes_the_kernel_both_ways(calls_of):
     from drill.kernels.runtime import dropout_masks, multiply_triton
 
-    calls = []
-    launch = multiply_triton.multiply
-    monkeypatch.setattr(multiply_triton, "multiply", lambda *a: calls.append(a) or launch(*a))
+    calls = calls_of(multiply_triton, "multiply")
     x = torch.randn(6, 5, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     mask = dropout_masks.draw_mask((1, 5, 64), 0.5, x)
     dropout_masks.masked(x, mask).backward(torch.ones_like(x))
