@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401 - the first optimizer would import it in every process
@@ -24,6 +25,7 @@ from drill.tasks import train
 from drill.training.optim import ScheduledOptimizer
 from drill.training.run import checkpoint
 from tests.helpers.language_models import (
+    acting,
     interrupted_after,
     rows,
     small_run,
@@ -97,21 +99,13 @@ def kill_at_call(work: Process, calls: int) -> Process:
 def half_written(work: Process, saves: int) -> Process:
     """``work`` that is killed in the middle of writing its ``saves``-th checkpoint."""
 
+    def cut(handle: int) -> None:
+        os.ftruncate(handle, os.fstat(handle).st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def process() -> None:
-        left, write = saves, checkpoint.atomic_write
-
-        def cut(handle: int) -> None:
-            os.ftruncate(handle, os.fstat(handle).st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        def limited(path: Path, content: bytes) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.fsync = cut
-            write(path, content)
-
-        checkpoint.atomic_write = limited
+        cut_next = partial(setattr, os, "fsync", cut)
+        checkpoint.atomic_write = acting(checkpoint.atomic_write, saves, cut_next)
         work()
 
     return process

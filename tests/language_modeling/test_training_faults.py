@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from drill.training.run.folder import RunFolder
 from tests.helpers.files import disk_full
 from tests.helpers.language_models import (
     OPTIMIZERS,
+    acting,
     after,
     differences,
     rows,
@@ -90,16 +92,8 @@ def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch
 
 def fill_the_disk(patch: pytest.MonkeyPatch, count: int) -> None:
     """No file can be written from the ``count``-th checkpoint on."""
-    left, write = count, checkpoint.atomic_write
-
-    def limited(path: Path, content: bytes) -> None:
-        nonlocal left
-        left -= 1
-        if left <= 0:
-            patch.setattr(os, "fsync", disk_full)
-        write(path, content)
-
-    patch.setattr(checkpoint, "atomic_write", limited)
+    fill = partial(patch.setattr, os, "fsync", disk_full)
+    patch.setattr(checkpoint, "atomic_write", acting(checkpoint.atomic_write, count, fill))
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,12 @@ from drill.layers import (
 )
 from drill.layers import DirectOutputConnection as Doc
 from drill.layers import PiecewiseLinearSoftmax as Plif
+from tests.helpers.devices import cpu_and_cuda
 from tests.layers.table import CASES, COUNTS, D, H, V, batch, make, matrix_of, one_of_each_layer
 
 NAN = math.nan
 E = nn.Embedding(V, D)
 METHODS = pytest.mark.parametrize("method", ["log_probs", "logits", "nll"])
-DEVICES = pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=str
-)
 RANKED_CLUSTERS = partial(AdaptiveSoftmax, cutoffs=[3, 7], counts=COUNTS)
 ELSEWHERE = {"cpu": "meta", "cuda": "cpu"}
 
@@ -94,7 +92,7 @@ HIDDEN: dict[str, tuple[Change, type[Exception], str]] = {
 @METHODS
 @pytest.mark.parametrize("wrong", HIDDEN)
 @one_of_each_layer
-@DEVICES
+@cpu_and_cuda
 def test_invalid_hidden_states_raise(device, name, wrong, method):
     layer, hidden, _ = given(name, device)
     change, error, words = HIDDEN[wrong]
@@ -107,7 +105,7 @@ def test_invalid_hidden_states_raise(device, name, wrong, method):
 
 @METHODS
 @one_of_each_layer
-@DEVICES
+@cpu_and_cuda
 def test_hidden_states_of_another_dtype_or_device_raise(device, name, method):
     layer, hidden, targets = given(name, device)
     for other in (hidden.double(), hidden.half(), hidden.to(ELSEWHERE[device])):
@@ -145,7 +143,7 @@ def implementations(device: str) -> list[str]:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("wrong", TARGETS)
 @one_of_each_layer
-@DEVICES
+@cpu_and_cuda
 def test_invalid_targets_raise(device, name, wrong, training):
     layer, hidden, targets = given(name, device)
     layer.train(training)
@@ -159,7 +157,7 @@ def test_invalid_targets_raise(device, name, wrong, training):
 @pytest.mark.parametrize(("training", "smoothing"), [(True, 0.0), (False, 0.0), (False, 0.1)])
 @pytest.mark.parametrize("wrong", [V, 2**40, -1])
 @one_of_each_layer
-@DEVICES
+@cpu_and_cuda
 def test_unchecked_targets_out_of_range_give_nan_and_read_no_other_memory(
     device, name, wrong, training, smoothing
 ):
@@ -186,7 +184,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("options", "error"), SETTINGS, ids=str)
-@DEVICES
+@cpu_and_cuda
 def test_invalid_settings_of_the_loss_raise(device, options, error):
     for name in ("tied", "mixture of tied"):
         layer, hidden, targets = given(name, device)
@@ -270,7 +268,7 @@ COMBINED: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-@DEVICES
+@cpu_and_cuda
 def test_invalid_options_of_a_layer_raise(device):
     embedding = nn.Embedding(V, D, device=device)
     single = [(k, build, {k: x}) for build, each in OPTIONS for k in each for x in each[k]]
@@ -348,7 +346,7 @@ def test_resizing_with_vectors_of_another_shape_raises(size, shape):
 
 
 @one_of_each_layer
-@DEVICES
+@cpu_and_cuda
 def test_a_failed_resize_changes_nothing(device, name):
     layer, hidden, _ = given(name, device)
     before = layer.log_probs(hidden)
@@ -368,15 +366,14 @@ def test_a_failed_resize_changes_nothing(device, name):
 def test_invalid_descriptions_raise():
     rows, encoder = torch.zeros(V, 3, dtype=torch.long), nn.EmbeddingBag(20, D)
     source = Descriptions(encoder, rows, D)
-    cases: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (ValueError, "embedding_dim", lambda: Descriptions(encoder, rows, 0)),
-        (TypeError, "torch.float32", lambda: source.extend(torch.full((1, 3), 0.5))),
-        (ValueError, "extend", lambda: TiedSoftmax(source).resize(V + 2)),
-        (ValueError, "cannot lose", lambda: TiedSoftmax(source).resize(V - 2)),
-    ]
-    for error, word, call in cases:
-        with raises(error, word):
-            call()
+    with raises(ValueError, "embedding_dim"):
+        Descriptions(encoder, rows, 0)
+    with raises(TypeError, "torch.float32"):
+        source.extend(torch.full((1, 3), 0.5))
+    with raises(ValueError, "extend"):
+        TiedSoftmax(source).resize(V + 2)
+    with raises(ValueError, "cannot lose"):
+        TiedSoftmax(source).resize(V - 2)
     assert source.num_embeddings == V
     other = TiedSoftmax(Descriptions(nn.Linear(6, D + 1), torch.randn(V, 6), D))
     with raises(ValueError, f"({V}, {D + 1})", f"({V}, {D})"):
@@ -393,7 +390,7 @@ def test_rows_that_are_no_ids_raise(rows):
 
 @pytest.mark.parametrize("wrong", [V, 2**40, -1])
 @one_of_each_layer
-@DEVICES
+@cpu_and_cuda
 def test_rows_out_of_range_raise(device, name, wrong):
     layer = matrix_of(given(name, device)[0])
     with raises(IndexError, f"rows hold {wrong} at [1]", device=device):

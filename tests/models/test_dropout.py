@@ -5,6 +5,7 @@ import torch
 
 from drill.kernels.runtime.dropout_masks import draw_mask, drop_entries
 from drill.models.awd_lstm import locked_dropout, row_dropout
+from tests.helpers.devices import cpu_and_cuda
 
 V, T, B, H = 400, 6, 8, 50
 
@@ -21,7 +22,7 @@ def test_a_mask_loses_its_share_and_keeps_the_mean(p, dtype):
     assert rows.max() - rows.min() < 0.2  # entries, neither rows nor columns
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@cpu_and_cuda
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.4, 0.65])
 def test_in_bfloat16_a_product_is_rounded_once(p, device):
     x = torch.randn(T, B, H).to(device, torch.bfloat16).requires_grad_()

@@ -18,6 +18,7 @@ from drill.models.encoder import Encoder
 from drill.models.language_model import LanguageModel, augmented_loss
 from drill.training.optim import Sgd
 from drill.training.settings import recipe
+from tests.helpers.devices import cpu_and_cuda
 from tests.language_modeling import test_step as steps
 from tests.models.lstm_reference import OFF, reference_lstm
 
@@ -235,7 +236,7 @@ def test_compiled_steps_train_as_others():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings(r"ignore:The \.grad attribute")
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@cpu_and_cuda
 @pytest.mark.parametrize("kind", ["skip", "highway"])
 def test_replayed_steps_equal_launched_ones(monkeypatch, kind, device):
     def build(device, layer, **_):

@@ -51,6 +51,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
+def leaf(x: Tensor | None, dtype: torch.dtype, device: str | None) -> Tensor | None:
+    """The same numbers of another dtype."""
+    return None if x is None else x.detach().to(device, dtype).clone().requires_grad_()
+
+
 class Problem(NamedTuple):
     hidden: Tensor  # (N, k)
     weight: Tensor  # (V, k)
@@ -59,11 +64,7 @@ class Problem(NamedTuple):
 
     def to(self, dtype: torch.dtype, device: str | None = None) -> "Problem":
         """The same numbers as fresh leaves of another dtype."""
-        moved = (None if x is None else x.detach().to(device, dtype) for x in self[:3])
-        return Problem(
-            *(None if x is None else x.clone().requires_grad_() for x in moved),
-            self.targets.to(device),
-        )
+        return Problem(*(leaf(x, dtype, device) for x in self[:3]), self.targets.to(device))
 
     def loss(self, **options) -> Tensor:
         return nll(self.hidden, self.weight, self.targets, self.bias, **options)

@@ -21,6 +21,7 @@ from tests.kernels.loss.test_nll import (
     check_frozen,
     every_engine,
     gaps,
+    leaf,
 )
 from tests.kernels.recorders import Allocations, Products
 
@@ -43,14 +44,9 @@ class Mixture(NamedTuple):
 
     def to(self, dtype: torch.dtype, device: str | None = None) -> "Mixture":
         """The same numbers as fresh leaves of another dtype; log pi is float32 at least."""
-        wide = torch.promote_types(dtype, torch.float32)
-        dtypes = (wide, dtype, dtype, dtype)
-        moved = (
-            None if x is None else x.detach().to(device, d)
-            for x, d in zip(self[:4], dtypes, strict=True)
-        )
-        leaves = (None if x is None else x.clone().requires_grad_() for x in moved)
-        return Mixture(*leaves, self.targets.to(device))
+        log_prior = leaf(self.log_prior, torch.promote_types(dtype, torch.float32), device)
+        others = (leaf(x, dtype, device) for x in self[1:4])
+        return Mixture(log_prior, *others, self.targets.to(device))
 
     @property
     def leaves(self) -> list[Tensor]:
