@@ -72,8 +72,7 @@ def test_a_plain_model_takes_the_step_of_the_optimizer(name):
         torch.nn.utils.clip_grad_norm_(made[1].parameters(), table["max_grad_norm"])
         optimizer.step(70, 70, 0.5)
         plain.step()
-    for a, b in zip(made[0].parameters(), made[1].parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*([*each.parameters()] for each in made))
 
 
 def test_the_model_of_transformers_is_the_recipes():

@@ -19,6 +19,7 @@ from tests.helpers.translators import (
 )
 
 CPU = torch.device("cpu")
+ON_A_GPU = {"pad_to_multiple_of": 8, "epochs": 4}
 
 
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 3])
@@ -72,12 +73,7 @@ def test_replayed_training_is_launched_training(tmp_path, precision, limit):
     """On an H200 the same bits in float32, and 0.1% apart in bfloat16, whose losses are 1% off."""
     for name, cuda_graphs in (("replayed", True), ("launched", False)):
         model = small_translator("deep-residual").cuda()
-        options = {
-            "pad_to_multiple_of": 8,
-            "cuda_graphs": cuda_graphs,
-            "precision": precision,
-            "epochs": 4,
-        }
+        options = {**ON_A_GPU, "cuda_graphs": cuda_graphs, "precision": precision}
         small_training(tmp_path / name, model=model, **options)
     ours, theirs = (rows(tmp_path / name) for name in ("replayed", "launched"))
     for a, b in zip(ours, theirs, strict=True):
@@ -102,9 +98,7 @@ def test_interrupted_run_of_replays_is_the_same_run(tmp_path):
 
     def trained(name: str, optimizer=None):
         model = small_translator("deep-residual").cuda()
-        options = {
-            "pad_to_multiple_of": 8, "cuda_graphs": True, "epochs": 4, "average_checkpoints": 2,
-        }  # fmt: skip
+        options = {**ON_A_GPU, "cuda_graphs": True, "average_checkpoints": 2}
         return small_training(tmp_path / name, optimizer=optimizer, model=model, **options)
 
     trained("whole")
@@ -133,9 +127,8 @@ def test_compiled_training_is_eager_training(tmp_path, monkeypatch):
             precision="float32", compile=compiled,
         )  # fmt: skip
     assert asked == [{"dynamic": True}]
-    ours, theirs = (weights(tmp_path / n / "best.safetensors") for n in ("compiled", "eager"))
-    for name, expected in theirs.items():
-        torch.testing.assert_close(ours[name], expected, rtol=1e-6, atol=1e-9)
+    saved = (weights(tmp_path / n / "best.safetensors") for n in ("compiled", "eager"))
+    torch.testing.assert_close(*saved, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(

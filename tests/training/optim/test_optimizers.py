@@ -222,8 +222,8 @@ def test_averages_are_those_of_the_iterates_and_leave_training_as_it_is(name):
     late = [torch.stack(each) for each in zip(*iterates[4:], strict=True)]
     before = values(net)
     with optimizer.averaged_weights():
-        for found, each in zip(values(net), late, strict=True):
-            torch.testing.assert_close(found, each.mean(0), rtol=1e-12, atol=1e-14)
+        means = [each.mean(0) for each in late]
+        torch.testing.assert_close(values(net), means, rtol=1e-12, atol=1e-14)
     assert same(values(net), before)
     assert same(before, values(other))
 
@@ -309,5 +309,4 @@ def test_label_maps_with_a_rate_of_their_own_are_clipped_by_themselves(name):
         for key, p in net.named_parameters():
             p.grad = torch.ones_like(p) * (1.0 if key.startswith("encoder") else factor)
         optimizer.step(70, 70, 0.0)
-    for found, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        torch.testing.assert_close(found, other)
+    torch.testing.assert_close(*([*net.parameters()] for net in nets))
