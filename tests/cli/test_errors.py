@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -55,11 +56,7 @@ def test_what_a_user_can_act_on(error, kind, words):
 @pytest.mark.parametrize("error", [RuntimeError("a size of 3"), AssertionError(), KeyError("key")])
 def test_anything_else_is_a_bug(run_cli, monkeypatch, error):
     assert as_drill_error(error) is None
-
-    def fail(*given, **options):
-        raise error
-
-    monkeypatch.setattr("drill.language_modeling.run.language_model", fail)
+    monkeypatch.setattr("drill.language_modeling.run.language_model", Mock(side_effect=error))
     code, out, err = run_cli(*TINY, "--name", "bug")
     last = err.splitlines()[-1]
     assert (code, out) == (70, "")
@@ -78,10 +75,7 @@ def test_anything_else_is_a_bug(run_cli, monkeypatch, error):
     ],
 )
 def test_a_bug_inside_an_evaluation_is_one(run_cli, monkeypatch, command, function, error):
-    def fail(*given, **options):
-        raise error
-
-    monkeypatch.setattr(function, fail)
+    monkeypatch.setattr(function, Mock(side_effect=error))
     code, _, err = run_cli(command, "runs/tiny", *CPU)
     assert (code, "Traceback (most recent call last)" in err) == (70, True)
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,10 +78,8 @@ def test_a_split_is_scored_without_the_training_text(cli_output, cli_error, in_w
 
 
 def test_a_bug_inside_an_evaluation_is_one(run_cli, monkeypatch):
-    def fail(*given, **options):
-        raise TypeError("no scores")
-
-    monkeypatch.setattr("drill.cli.evaluation.translation.evaluate_translator", fail)
+    function = "drill.cli.evaluation.translation.evaluate_translator"
+    monkeypatch.setattr(function, Mock(side_effect=TypeError("no scores")))
     code, _, err = run_cli("evaluate", "runs/tiny", "--split", "test", "--device", "cpu")
     assert (code, "Traceback (most recent call last)" in err) == (70, True)
 

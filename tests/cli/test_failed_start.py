@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -70,8 +71,7 @@ def test_ctrl_c_leaves_other_files(run_cli, workspace, monkeypatch):
     assert (workspace / "mine" / "here" / "vocabulary.json").exists()
 
 
-def damaged(*_: object, **__: object) -> None:
-    raise CheckpointError("checkpoint.safetensors: is damaged")
+damaged = Mock(side_effect=CheckpointError("checkpoint.safetensors: is damaged"))
 
 
 @pytest.mark.parametrize(

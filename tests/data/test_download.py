@@ -3,6 +3,7 @@
 import hashlib
 import http.client
 import urllib.request
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,10 +52,8 @@ def test_a_file_comes_from_the_first_mirror_that_has_it_and_the_log_says_so(mirr
 def test_a_failure_is_reported_and_spares_the_file_in_place(
     mirror, target, monkeypatch, name, fault
 ):
-    def cut(*_, **__):
-        raise http.client.IncompleteRead(BODY[:1000])
-
     if name == "cut":
+        cut = Mock(side_effect=http.client.IncompleteRead(BODY[:1000]))
         monkeypatch.setattr(urllib.request, "urlopen", cut)
     with pytest.raises(DataError, match=fault) as caught:
         download([mirror.get(name, "http://h/f")], target, MD5)

@@ -218,17 +218,10 @@ def graphs(monkeypatch):
     return made
 
 
-def failing(error):
-    def work():
-        raise error
-
-    return work
-
-
 def test_work_that_waits_is_refused_in_one_sentence(graphs):
     error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile")
     with pytest.raises(CaptureError) as caught:
-        graphs.capture(failing(error))
+        graphs.capture(Mock(side_effect=error))
     assert str(caught.value) == (
         "this work cannot be captured as a CUDA graph (CUDA error: operation not permitted when "
         "stream is capturing); set training.cuda_graphs=false"
@@ -239,7 +232,7 @@ def test_work_that_waits_is_refused_in_one_sentence(graphs):
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), ValueError("wrong"), KeyError()])
 def test_what_is_no_fault_of_capturing_is_handed_on(graphs, error):
     with pytest.raises(type(error)) as caught:
-        graphs.capture(failing(error))
+        graphs.capture(Mock(side_effect=error))
     assert caught.value is error
 
 

@@ -6,6 +6,7 @@ How a language model and a translator are trained without one is in their own fo
 import os
 import signal
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,9 +71,7 @@ def test_failed_evaluation_raises_and_a_resume_repeats_it(
 ):
     task = TASKS[name]
 
-    def fail() -> None:
-        raise fault
-
+    fail = Mock(side_effect=fault)
     with monkeypatch.context() as patch:
         patch.setattr(task.module, function, acting(getattr(task.module, function), which, fail))
         with pytest.raises(Diverged, match=f"(validation|translations|test) .*{fault}"):

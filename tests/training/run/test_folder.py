@@ -55,10 +55,8 @@ def test_a_killed_process_holds_no_lock(folder):
 def test_a_file_system_without_locks_is_said_and_not_taken_for_another_process(
     folder, monkeypatch, caplog
 ):
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
+    no_locks = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=no_locks))
     with folder.locked():
         pass
     assert [record.message for record in caplog.records] == [NO_LOCKS]
@@ -135,21 +133,15 @@ def test_a_resume_cuts_what_came_after_its_checkpoint(folder):
     assert [row["epoch"] for row in folder.rows()] == [1, 2]
 
 
-@pytest.fixture
-def boards(monkeypatch) -> list[Mock]:
-    """Stand-ins for TensorBoard's writers, one for each that was made."""
-    made: list[Mock] = []
+def test_tensorboard_shows_rows_without_those_that_a_resume_cut(folder, monkeypatch):
+    boards: list[Mock] = []
 
     def writer(folder: str) -> Mock:
-        made.append(Mock(folder=folder))
-        return made[-1]
+        boards.append(Mock(folder=folder))
+        return boards[-1]
 
     module = types.SimpleNamespace(SummaryWriter=writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    return made
-
-
-def test_tensorboard_shows_rows_without_those_that_a_resume_cut(folder, boards):
     folder.append({**ROW, "seconds": 2.0, "elapsed": 9.0, "train_loss": None})
     size = folder.metrics_size()
     folder.append({**ROW, "step": 8, "lr": math.inf})
