@@ -11,10 +11,6 @@ from cases import Case, Size, random_inputs
 CPU = torch.device("cpu")
 
 
-def arguments(**more: object) -> Namespace:
-    return Namespace(device=CPU, seconds=0.01, quick=False, json=None, **more)
-
-
 def test_variants_take_turns_and_an_error_is_a_row(monkeypatch):
     calls = []
     ms = {"a": 1.0, "slow": 20.0}  # a clock that no busy machine disturbs
@@ -28,7 +24,8 @@ def test_variants_take_turns_and_an_error_is_a_row(monkeypatch):
     monkeypatch.setattr(measure, "_cpu_stopwatch", lambda step: step() and ms[calls[-1]])
     monkeypatch.setattr(measure, "WARM_UP_SECONDS", 0.0)
     variants = {"a": lambda: prepare("a"), "broken": broken, "slow": lambda: prepare("slow")}
-    rows = measure.measure(variants, arguments(), inspect=lambda left: {"left": len(left)})
+    arguments = Namespace(device=CPU, seconds=0.01, quick=False, json=None)
+    rows = measure.measure(variants, arguments, inspect=lambda left: {"left": len(left)})
     assert rows["broken"] == {"error": "no such library"}
     assert (rows["a"]["rounds"], rows["slow"]["rounds"]) == (10, 5)  # for 10 ms, at least 5
     memory = {"peak_extra_bytes": 2**20, "working_bytes": 0, "left": 1}

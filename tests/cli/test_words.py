@@ -2,19 +2,11 @@
 
 import json
 
-import pytest
-
 from tests.helpers import wordnet
 
 
-@pytest.fixture(scope="module")
-def described(workspace):
-    wordnet.write(workspace / "wordnet")
-    return workspace
-
-
-def test_words_are_added_scored_and_saved(run_cli, cli_output, cli_error, described, monkeypatch):
-    monkeypatch.setenv("DRILL_WORDNET", str(described / "wordnet"))
+def test_words_are_added_scored_and_saved(run_cli, cli_output, cli_error, workspace, monkeypatch):
+    monkeypatch.setenv("DRILL_WORDNET", str(wordnet.write(workspace / "wordnet")))
     words = ("train", "tiny.toml", "--set", "labels.source=characters+gloss")
     held_out = ("--set", "data.held_out=1", "--set", "data.held_out_max_count=1000")
     held_out += ("--set", "data.held_out_seed=3")  # neither boat nor sea
@@ -23,7 +15,7 @@ def test_words_are_added_scored_and_saved(run_cli, cli_output, cli_error, descri
     out = cli_output("words", "runs/new", "--add", "lampboat", gloss, "--out", "runs/added")
     assert out.startswith("lampboat: nearest ")
     assert "--out" in run_cli("words", "runs/new", "--add", "lampboat", gloss)[2]  # not saved
-    (described / "lines.txt").write_text("the lampboat\n")
+    (workspace / "lines.txt").write_text("the lampboat\n")
     added = ("words", "runs/new", "--add", "lampboat", gloss, "--score", "lines.txt", "--json")
     rows = [
         json.loads(run_cli(*command)[1])
@@ -33,7 +25,7 @@ def test_words_are_added_scored_and_saved(run_cli, cli_output, cli_error, descri
     assert "lampboat" not in rows[0]["unknown"]
     out = cli_output("words", "runs/new", "--json")
     assert [json.loads(line)["split"] for line in out.splitlines()] == ["valid", "test"]
-    saved = (described / "runs/new/evaluations.jsonl").read_text().splitlines()
+    saved = (workspace / "runs/new/evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in saved] == ["words", "words"]
     assert "equal share of <unk>" in run_cli("words", "runs/new", "--split", "test")[1]
     cli_error("words", "runs/new", "--add", "lamp", "one", "two", key="--add")

@@ -59,12 +59,6 @@ late_sgd = partial(Sgd, **LATE, hold=0.3)
 late_adamw = partial(AdamW, **LATE)
 
 
-def new_state(device="cpu"):
-    nll = torch.zeros((), dtype=torch.float64, device=device)
-    lengths = SequenceLengths(3, BPTT)
-    return LanguageModelState(epochs=1, epoch_size=ROWS, lengths=lengths, nll=nll, data_checksum=0)
-
-
 def prepared(optimizer, kind=CapturedSteps, *, trained=None, batch=BATCH, **settings):
     """Steps of a new model, and its state."""
     trained = model() if trained is None else trained
@@ -73,7 +67,10 @@ def prepared(optimizer, kind=CapturedSteps, *, trained=None, batch=BATCH, **sett
     data = torch.randint(WORDS, (ROWS, batch), device=device)
     optimizer.setup(trained.named_parameters())
     settings = {"bptt": BPTT, "options": OPTIONS, **settings}
-    return kind(trained, data, optimizer, **settings), new_state(device)
+    nll = torch.zeros((), dtype=torch.float64, device=device)
+    numbers = {"epochs": 1, "epoch_size": ROWS, "data_checksum": 0}
+    state = LanguageModelState(lengths=SequenceLengths(3, BPTT), nll=nll, **numbers)
+    return kind(trained, data, optimizer, **settings), state
 
 
 def run(kind, optimizer, device="cpu", layer=TiedSoftmax, epochs=3, **settings):

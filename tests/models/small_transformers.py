@@ -40,20 +40,15 @@ def ragged(length: int) -> Tensor:
     return rows
 
 
-def encoded(
+def trained(
     impl: str, norm: str, device: str, half: bool = False, change=lambda model: None, **options
-) -> tuple[Transformer, Tensor]:
-    """A model in float32, changed, and its hidden states; none depends on impl."""
+) -> list[Tensor]:
+    """Hidden states and all gradients of a model in float32, changed; none depends on impl."""
     torch.manual_seed(3)
     model = make(norm, impl=impl, **options).to(device, torch.float32)
     change(model)
     with torch.autocast(device, torch.bfloat16, enabled=half):
-        return model, model(ragged(S).to(device), ids(B, T).to(device))
-
-
-def trained(*given, **options) -> list[Tensor]:
-    """Hidden states and all gradients."""
-    model, hidden = encoded(*given, **options)
+        hidden = model(ragged(S).to(device), ids(B, T).to(device))
     (hidden * torch.linspace(-1, 1, d, device=hidden.device)).sum().backward()
     return [hidden.detach(), *(parameter.grad for parameter in model.parameters())]
 

@@ -93,7 +93,9 @@ def write_run(
         last = rows[-1]["elapsed"] + 2.0
         rows.append(test_row(best["epoch"], best["valid_perplexity"], test, last))
     write_metrics(folder, rows)
-    write_weights(folder, epoch=len(valid))
+    # Best weights, as small as can be; others at every epoch.
+    weights = {"layer.bias": torch.full((3,), float(len(valid)))}
+    checkpoint.save(folder / "best.safetensors", weights, {"epoch": len(valid)})
     return folder
 
 
@@ -102,12 +104,6 @@ def write_metrics(
 ) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / name).write_text(lines + tail, encoding="utf-8")
-
-
-def write_weights(folder: Path, epoch: int) -> None:
-    """Best weights, as small as can be; others at every epoch."""
-    weights = {"layer.bias": torch.full((3,), float(epoch))}
-    checkpoint.save(folder / "best.safetensors", weights, {"epoch": epoch})
 
 
 def of_weights(folder: Path) -> dict[str, Any]:

@@ -44,14 +44,6 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-@pytest.fixture
-def tiny(monkeypatch):
-    """A standard corpus of six lines."""
-    md5 = [hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values()]
-    known = NamedCorpus("six lines", closed=True, md5=md5)
-    monkeypatch.setattr("drill.data.catalog.TEXT_CORPORA", {"tiny": known})
-
-
 # -- own text -----------------------------------------------------------------------------------
 
 
@@ -131,7 +123,10 @@ def test_folders_follow_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["home", "own/drill"])
-def test_files_on_disk_are_verified_and_closed(folder, home, tiny, tmp_path, place):
+def test_files_on_disk_are_verified_and_closed(folder, home, monkeypatch, tmp_path, place):
+    md5 = [hashlib.md5(text.encode()).hexdigest() for text in TEXTS.values()]
+    known = NamedCorpus("six lines", closed=True, md5=md5)
+    monkeypatch.setattr("drill.data.catalog.TEXT_CORPORA", {"tiny": known})
     (tmp_path / place).mkdir(parents=True)
     path = folder.rename(tmp_path / place / "tiny")
     corpus = load_corpus("tiny")

@@ -17,6 +17,7 @@ from drill.kernels.runtime import padding
 from drill.layers import DeepResidual
 from tests.helpers.devices import interpreted
 from tests.kernels.label_encoder.test_dropout_bits import as_masks
+from tests.layers.test_label_map import Adapter
 
 OPTIONS = [
     {"activation": "sigmoid", "dropout": 0.6},
@@ -449,10 +450,6 @@ def test_recorded_launches_give_the_same_bits_whether_they_overlap_or_not(overla
     assert_replays(layer.bfloat16(), masks, grad, times=20, before=launched_apart)
 
 
-class Adapter(nn.Linear):
-    """Stands for what fine-tuning puts in the place of a linear map."""
-
-
 CHANGES = {  # of the second map
     "pruned": lambda f: prune.l1_unstructured(f.linear, "weight", 0.5),
     "adapter": lambda f: setattr(f, "linear", Adapter(8, 8)),
@@ -468,22 +465,18 @@ CHANGES = {  # of the second map
 }
 
 
-@pytest.fixture
-def labels_on_a_gpu(monkeypatch):
-    """What ``resolve_encoder`` asks of labels (4, 8) on a device with Triton."""
-    monkeypatch.setattr(encode_labels, "triton_missing", lambda *_: None)
-    return SimpleNamespace(shape=(4, 8), device=torch.device("cuda"), dtype=torch.float32)
-
-
 @pytest.mark.parametrize("change", CHANGES)
-def test_maps_that_must_be_called_are_called(change, labels_on_a_gpu):
+def test_maps_that_must_be_called_are_called(change, monkeypatch):
     layer = fused(4, 8, depth=2)
-    assert resolve_encoder(labels_on_a_gpu, layer.maps, "auto", False).impl == "triton"
+    # What resolve_encoder asks of labels on a device with Triton.
+    monkeypatch.setattr(encode_labels, "triton_missing", lambda *_: None)
+    labels = SimpleNamespace(shape=(4, 8), device=torch.device("cuda"), dtype=torch.float32)
+    assert resolve_encoder(labels, layer.maps, "auto", False).impl == "triton"
     CHANGES[change](layer.maps[1])
     why = "other settings than map 0" if "other" in change else "to be called"
     with pytest.raises(ValueError, match=rf'map 1 has {why}.*; use impl="auto"'):
         layer.labels()
-    choice = resolve_encoder(labels_on_a_gpu, layer.maps, "auto", False)
+    choice = resolve_encoder(labels, layer.maps, "auto", False)
     assert choice.impl == "reference"
     assert why in choice.reason
     layer.impl = "auto"

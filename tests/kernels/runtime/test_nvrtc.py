@@ -58,19 +58,13 @@ def test_a_source_defines_the_kernel_that_is_loaded_from_it(source, name):
     assert name in defined
 
 
-@pytest.fixture
-def warned(caplog, forget_warnings):
-    """What is warned of."""
-    with caplog.at_level(logging.WARNING, logger="drill"):
-        yield caplog
-
-
-def test_a_cache_that_is_no_folder_is_logged_once(warned, tmp_path, monkeypatch):
+def test_a_cache_that_is_no_folder_is_logged_once(tmp_path, monkeypatch, caplog, forget_warnings):
+    caplog.set_level(logging.WARNING, logger="drill")
     root = tmp_path / "cache"
     root.write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(root))
     assert [nvrtc._cached(name, lambda: b"code") for name in "ab"] == [b"code"] * 2
-    (message,) = warned.messages
+    (message,) = caplog.messages
     assert message.startswith(f"{root}/drill/cubins: ")
     assert root.read_text() == "a file"
 

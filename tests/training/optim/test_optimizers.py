@@ -251,27 +251,21 @@ def test_the_start_of_an_average_is_another_phase_before_its_first_step(name):
     assert optimizer.phase is after
 
 
-@pytest.fixture
-def passes(monkeypatch) -> list[tuple[list[float], int | None, object]]:
-    """Numbers, count of averages and group of every pass that would be launched on a GPU."""
-    seen = []
+def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(monkeypatch):
+    passes = []  # numbers and count of averages of every group that would be stepped on a GPU
 
     def launched(groups, *, clip):
         for each in groups:
-            seen.append((each.numbers.tolist(), each.averages and len(each.averages), each))
+            passes.append((each.numbers.tolist(), each.averages and len(each.averages)))
 
     monkeypatch.setattr(sgd_step, "unsupported_reason", lambda tensors: None)
     monkeypatch.setattr(sgd_step, "sgd_step", launched)
-    return seen
-
-
-def test_one_pass_gets_the_rate_of_its_own_step_and_the_share_of_the_average(passes):
     net, optimizer = begin(Sgd(2.0, schedule="linear", average_from=0.5))
     for progress in (0.25, 0.5, 0.75):
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
         optimizer.step(35, 70, progress)
-    assert [count for _, count, _ in passes] == [None, 4, 4]
-    found = [number for numbers, _, _ in passes for number in numbers]
+    assert [count for _, count in passes] == [None, 4, 4]
+    found = [number for numbers, _ in passes for number in numbers]
     assert found == pytest.approx([0.75, 0.0, 0.5, 1.0, 0.25, 0.5], abs=1e-5)
 
 
