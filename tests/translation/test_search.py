@@ -122,9 +122,11 @@ def greedy(model: Translator, sources, search: Search, **options) -> list[Hypoth
     return [hypotheses[0] for hypotheses in beam_search(model, sources, narrow, **options)]
 
 
-def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
-    assert [each.ids for each in found] == [each.ids for each in wanted]
-    for a, b in zip(found, wanted, strict=True):
+def same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
+    """For every sentence."""
+    ids = [[[each.ids for each in rows] for rows in side] for side in (found, wanted)]
+    assert ids[0] == ids[1]
+    for a, b in zip(itertools.chain(*found), itertools.chain(*wanted), strict=True):
         assert a.log_prob == pytest.approx(b.log_prob, abs=1e-10)
         assert a.score == pytest.approx(b.score, abs=1e-10)
 
@@ -135,9 +137,8 @@ def test_wide_beam_finds_the_best_of_all_translations(alpha):
         model = make(seed, eos=eos)
         search = replace(SHORT, beam_size=ALL, n_best=ALL, length_penalty=alpha)
         found = beam_search(model, SOURCES, search)
-        for source, hypotheses in zip(SOURCES, found, strict=True):
-            assert len(hypotheses) == ALL  # each of them, once
-            same(hypotheses, exhaustive(model, source, alpha))
+        assert [len(hypotheses) for hypotheses in found] == [ALL] * len(SOURCES)  # each, once
+        same(found, [exhaustive(model, source, alpha) for source in SOURCES])
 
 
 @pytest.mark.parametrize(
@@ -149,8 +150,8 @@ def test_narrow_beam_is_the_search_in_plain_loops(beam, n_best, alpha):
     for seed, eos in ((0, 0.0), (1, -2.0), (2, 1.0)):
         model = make(seed, eos=eos)
         found = beam_search(model, SOURCES, search)
-        for source, hypotheses in zip(SOURCES, found, strict=True):
-            same(hypotheses, plain_beam(model, source, len(source) + 3, beam, alpha)[:n_best])
+        plain = [plain_beam(model, each, len(each) + 3, beam, alpha) for each in SOURCES]
+        same(found, [hypotheses[:n_best] for hypotheses in plain])
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -212,15 +213,12 @@ def test_batching_does_not_change_the_result():
     model = make(1, eos=-1.0)
     search = Search(beam_size=3, n_best=3, max_extra=6)
     together = beam_search(model, SOURCES, search)
-    for source, hypotheses in zip(SOURCES, together, strict=True):
-        same(beam_search(model, [source], search)[0], hypotheses)
+    same([beam_search(model, [source], search)[0] for source in SOURCES], together)
     few = replace(search, batch_tokens=8)
-    for a, b in zip(beam_search(model, SOURCES, few), together, strict=True):
-        same(a, b)
+    same(beam_search(model, SOURCES, few), together)
     width = max(map(len, SOURCES)) + 2
     rows = torch.tensor([[*source, *[PAD] * (width - len(source))] for source in SOURCES])
-    for a, b in zip(beam_search(model, rows, search), together, strict=True):
-        same(a, b)
+    same(beam_search(model, rows, search), together)
 
 
 @pytest.mark.parametrize("find", [beam_search, sample])
@@ -238,8 +236,7 @@ def test_number_of_scores_of_a_step_is_bounded(find, monkeypatch):
 
         parts = find(model, sources, search, head=spied)
     assert 7 * 3 * V == max(sizes) <= 64 * 2 < 8 * 3 * V
-    for a, b in zip(parts, whole, strict=True):
-        same(a, b)
+    same(parts, whole)
 
 
 @pytest.mark.parametrize(("beam", "alpha"), [(1, 0.0), (3, 0.6), (8, 0.6)])
@@ -253,8 +250,7 @@ def test_replayed_steps_are_the_same(beam, alpha, monkeypatch):
         plain, replayed = (
             beam_search(model, SOURCES, replace(search, graph=graph)) for graph in (False, True)
         )
-        for a, b in zip(plain, replayed, strict=True):
-            same(a, b)
+        same(plain, replayed)
 
 
 @pytest.mark.gpu
@@ -285,8 +281,8 @@ def test_only_layers_that_fold_are_replayed():
 @pytest.mark.parametrize("name", LAYERS)
 def test_any_layer_is_searched_exactly(name):
     model = make(4, built(name))
-    (found,) = beam_search(model, [[3, 4, 2]], replace(SHORT, beam_size=ALL, n_best=ALL))
-    same(found, exhaustive(model, [3, 4, 2], 0.6))
+    found = beam_search(model, [[3, 4, 2]], replace(SHORT, beam_size=ALL, n_best=ALL))
+    same(found, [exhaustive(model, [3, 4, 2], 0.6)])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +298,7 @@ def test_labels_are_encoded_once_for_all_steps_and_calls(layer, calls_of):
     assert len(encoded) == 1
     with cached_head(model) as head:
         for i, source in enumerate(SOURCES):
-            same(beam_search(model, [source], SHORT, head=head)[0], expected[i])
+            same(beam_search(model, [source], SHORT, head=head), [expected[i]])
             greedy(model, [source], SHORT, head=head)
             sample(model, [source], SHORT, head=head)
     assert len(encoded) == 2
@@ -351,10 +347,9 @@ def test_seeded_samples_do_not_depend_on_their_number_or_batch():
     search = Search(n_best=3, seed=7, max_extra=8)
     found = sample(model, SOURCES, search)
     again = sample(model, SOURCES, replace(search, batch_tokens=5))
-    for a, b in zip(again, found, strict=True):
-        same(a, b)
+    same(again, found)
     single = sample(model, SOURCES, replace(search, n_best=1))
-    same([rows[0] for rows in single], [r[0] for r in found])
+    same(single, [rows[:1] for rows in found])
     ids = {each.ids for rows in found for each in rows}
     assert len(ids) > 5  # they are no copies
     assert found != sample(model, SOURCES, replace(search, seed=8))
