@@ -29,7 +29,7 @@ def workspace(tmp_path_factory):
     return folder
 
 
-def test_evaluate_gives_bleu_and_keeps_it(run_cli, cli_output, in_workspace):
+def test_evaluate_gives_bleu_and_keeps_it(cli_output, in_workspace):
     out = cli_output("evaluate", "runs/tiny", "--device", "cpu", "--json", "-q")
     valid, test = map(json.loads, out.splitlines())
     assert (valid["split"], test["split"]) == ("valid", "test")
@@ -38,19 +38,16 @@ def test_evaluate_gives_bleu_and_keeps_it(run_cli, cli_output, in_workspace):
     assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-5)
     saved = (in_workspace / "runs/tiny/evaluations.jsonl").read_text().splitlines()
     assert json.loads(saved[-1]) == test
-    _, out, _ = run_cli(
-        "evaluate", "runs/tiny", "--split", "test", "--beam", "1", "--device", "cpu"
-    )
+    out = cli_output("evaluate", "runs/tiny", "--split", "test", "--beam", "1", "--device", "cpu")
     assert out.startswith("test: BLEU")
 
 
-def test_evaluate_words_prints_and_saves_accuracy_by_frequency(run_cli, cli_output, in_workspace):
+def test_evaluate_words_prints_and_saves_accuracy_by_frequency(cli_output, in_workspace):
     words = ("evaluate", "runs/tiny", "--split", "valid", "--device", "cpu", "--bands", "-q")
     out = cli_output(*words)
     tables = re.findall(r"^training count +types +wanted +(\w+) F1", out, re.MULTILINE)
     assert tables == ["words", "subwords"]
-    _, out, _ = run_cli(*words, "--json")
-    row = json.loads(out)
+    row = json.loads(cli_output(*words, "--json"))
     run = load_translator("runs/tiny", device="cpu")
     saved = (in_workspace / "runs/tiny/valid.de.hyp").read_text().splitlines()
     (trained, pairs), (valid, _) = run.split("train"), run.split("valid")

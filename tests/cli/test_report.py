@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 
-def test_report_writes_a_page_or_prints_markdown(run_cli, workspace):
-    code, out, _ = run_cli("report", "runs/tiny", "-o", "r.html", "--bands")
-    assert (code, out) == (0, "wrote r.html\n")
+def test_report_writes_a_page_or_prints_markdown(cli_output, workspace):
+    assert cli_output("report", "runs/tiny", "-o", "r.html", "--bands") == "wrote r.html\n"
     page = (workspace / "r.html").read_text()
     assert page.count("Without &lt;eos&gt; and &lt;unk&gt;") == 1
     assert "Rare and frequent words" in page
-    code, out, _ = run_cli("report", "runs/tiny", "--markdown")
-    assert (code, "| tiny | deep-residual 2 |" in out) == (0, True)
+    assert "| tiny | deep-residual 2 |" in cli_output("report", "runs/tiny", "--markdown")
 
 
 def test_only_pages_of_drill_are_replaced(run_cli, cli_error, workspace):

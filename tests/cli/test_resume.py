@@ -74,15 +74,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(run_cli, cli_erro
     assert (code, "no checkpoint yet, training from the start" in err) == (0, True)
 
 
-def test_train_resumes_from_any_folder(run_cli, begun, workspace, monkeypatch, tmp_path):
+def test_train_resumes_from_any_folder(cli_output, begun, workspace, monkeypatch, tmp_path):
     """Its path to the text starts where it was trained, and then holds from wherever it went on."""
     monkeypatch.chdir(tmp_path)
-    assert run_cli("train", "begun", *ON_A_CPU, "--set", "training.epochs=3")[0] == 0
+    cli_output("train", "begun", *ON_A_CPU, "--set", "training.epochs=3")
     assert settings(begun)["data"]["corpus"] == str(workspace / "text")
     monkeypatch.chdir("begun")
-    assert (
-        "(best of 4 epochs: " in run_cli("train", ".", *ON_A_CPU, "--set", "training.epochs=4")[1]
-    )
+    out = cli_output("train", ".", *ON_A_CPU, "--set", "training.epochs=4")
+    assert "(best of 4 epochs: " in out
 
 
 @pytest.mark.parametrize(

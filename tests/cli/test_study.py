@@ -65,7 +65,6 @@ def test_the_ledger_next_to_the_folder_of_the_plan_is_found(run_cli, tmp_path):
     assert run_cli("study", str(plan), "--status")[2] == ""
 
 
-def test_options_of_reports_need_one(run_cli):
+def test_options_of_reports_need_one(cli_error):
     for words in (("--time-to", "60"), ("--html", "study.html"), ("--report", "--status")):
-        code, _, err = run_cli("study", "plan.toml", *words)
-        assert (code, err.split()[1]) == (1, f"{words[0]}:")
+        cli_error("study", "plan.toml", *words, key=f"drill: {words[0]}: ")

@@ -1,6 +1,5 @@
 """`drill train` and `drill finetune`: what they print and write, and errors."""
 
-import json
 import logging
 import shutil
 import signal
@@ -14,6 +13,7 @@ from drill.language_modeling.evaluation.perplexity import Perplexity
 from drill.language_modeling.run import load_language_model
 from drill.training.device import device_name
 from drill.training.loop import TRAINING_LOG, Outcome
+from drill.training.run.folder import RunFolder
 from tests.helpers.workspaces import RECIPE
 
 CPU = ("--device", "cpu")
@@ -65,15 +65,14 @@ def test_an_infinite_perplexity_is_printed(run_cli):
         assert out.startswith("runs/wild: valid perplexity inf  test perplexity inf ")
 
 
-def test_max_minutes_ends_a_run(run_cli, workspace):
+def test_max_minutes_ends_a_run(cli_output, workspace):
     brief = (*TINY, "--name", "brief", "--set")
     for _ in range(2):  # trained, and asked again
-        code, out, _ = run_cli(*brief, "training.max_minutes=1e-6")
-        assert code == 0
+        out = cli_output(*brief, "training.max_minutes=1e-6")
         assert "(best of 1 epoch: 1; " in out
         assert out.endswith(", ended by training.max_minutes)\n")
     assert "max_minutes = 1e-06" in (workspace / "runs/brief/recipe.toml").read_text()
-    _, out, _ = run_cli(*brief, "training.max_minutes=60")  # that its epochs do not need
+    out = cli_output(*brief, "training.max_minutes=60")  # that its epochs do not need
     assert "(best of 2 epochs: 2; " in out
     assert "ended by" not in out
 
@@ -116,27 +115,25 @@ def test_a_signal_has_its_exit_status(run_cli, monkeypatch, finished, number, st
     assert ("runs/tiny: valid perplexity 7.39  test perplexity 7.39" in out) is finished
 
 
-def test_a_run_has_the_name_of_its_recipe_and_the_seed_that_was_given(run_cli, workspace):
+def test_a_run_has_the_name_of_its_recipe_and_the_seed_that_was_given(cli_output, workspace):
     (workspace / "other.toml").write_text(RECIPE)
     words = ("train", "other.toml", "--seed", "2", "--runs", "more", "-q", *CPU)
-    code, out, _ = run_cli(*words, *sets("training.epochs=1"))
-    assert (code, out.startswith("more/other: valid")) == (0, True)
+    assert cli_output(*words, *sets("training.epochs=1")).startswith("more/other: valid")
     written = (workspace / "more/other/recipe.toml").read_text()
     assert 'recipe = "other"' in written
     assert "\nseed = 2\n" in written
 
 
-def test_finetuning_starts_from_the_best_weights(run_cli, cli_output, workspace, monkeypatch):
+def test_finetuning_starts_from_the_best_weights(cli_output, workspace, monkeypatch):
     few = (*sets("training.epochs=1", "optimizer.lr=0.001"), *CPU)
-    code, out, _ = run_cli("finetune", "runs/tiny", *few)
-    assert (code, "runs/tiny-finetune: valid" in out) == (0, True)
-    rows = (workspace / "runs/tiny-finetune/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["epoch"] for row in rows[:2]] == [0, 1]
+    assert "runs/tiny-finetune: valid" in cli_output("finetune", "runs/tiny", *few)
+    rows = RunFolder(workspace / "runs/tiny-finetune").rows()
+    assert [row["epoch"] for row in rows[:2]] == [0, 1]
     monkeypatch.chdir(workspace / "runs" / "tiny")  # the run is the current folder
     cli_output("finetune", ".", *few, "--name", "from-within")
     assert (workspace / "runs" / "from-within" / "best.safetensors").exists()
-    code, out, _ = run_cli("finetune", ".", *few)
-    assert (code, f"{workspace / 'runs' / 'tiny-finetune'}: valid" in out) == (0, True)
+    out = cli_output("finetune", ".", *few)
+    assert f"{workspace / 'runs' / 'tiny-finetune'}: valid" in out
     assert not list(Path().glob("*-finetune"))
 
 

@@ -122,7 +122,7 @@ def test_bits_per_byte_by_hand(cli_output, workspace, run):
     assert f"{row['bits_per_byte']:.4f} bits per byte" in out
 
 
-def test_loss_by_frequency_of_subwords(run_cli, cli_output, run):
+def test_loss_by_frequency_of_subwords(cli_output, run):
     """In the test of training, `drill evaluate`, `drill analyse` and a ledger."""
     out = cli_output(
         "evaluate", "runs/gpt", "--split", "test", "--bands", "--json", "--device", "cpu"
@@ -138,9 +138,8 @@ def test_loss_by_frequency_of_subwords(run_cli, cli_output, run):
         assert band["tokens"] == inside.sum()
         assert band["loss"] == pytest.approx(float(losses[inside].sum()), rel=1e-5)
         assert trained == {**band, "loss": pytest.approx(band["loss"], rel=1e-5)}
-    code, out, _ = run_cli("analyse", "runs/gpt", "--no-rank", "--json", "--device", "cpu")
+    out = cli_output("analyse", "runs/gpt", "--no-rank", "--json", "--device", "cpu")
     (analysed,) = json.loads(out)["texts"]
-    assert code == 0
     assert [band["high"] for band in analysed["losses"]["gpt"]] == [*SUBWORD_EDGES, None]
     bits = pytest.approx(row["bits_per_byte"], rel=0.05)  # B is 20
     assert analysed["bits_per_byte"] == {"gpt": bits}
@@ -150,10 +149,8 @@ def test_loss_by_frequency_of_subwords(run_cli, cli_output, run):
 
 
 @pytest.mark.parametrize("command", ["dynamic", "cache"])
-def test_evaluations_of_recurrent_models_raise(run_cli, command):
-    code, _, err = run_cli(command, "runs/gpt", "--device", "cpu")
-    assert code != 0
-    assert "carries a state" in err
+def test_evaluations_of_recurrent_models_raise(cli_error, command):
+    cli_error(command, "runs/gpt", "--device", "cpu", key="carries a state")
 
 
 # -- generation and scores -------------------------------------------------------------------------

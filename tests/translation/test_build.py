@@ -79,14 +79,13 @@ def test_faults_of_settings_show_before_a_text_is_read(in_workspace, monkeypatch
         train(small_settings(*changes), "runs/none", device="cpu")
 
 
-def test_all_packages_that_are_missing_are_named_at_once(run_cli, monkeypatch):
+def test_all_packages_that_are_missing_are_named_at_once(cli_error, monkeypatch):
     for name in ("tokenizers", "sacrebleu", "sacremoses", "num2words", "babel"):
         monkeypatch.setitem(sys.modules, name, None)
-    code, _, err = run_cli("train", "mt-demo", "--name", "bare", "--device", "cpu")
-    assert code == 1
-    assert "pip install tokenizers sacrebleu sacremoses num2words babel" in err
-    err = run_cli("evaluate", "runs/tiny")[2]  # own pairs
-    assert err.startswith("drill: evaluating runs/tiny needs tokenizers, sacrebleu, sacremoses; ")
+    packages = "pip install tokenizers sacrebleu sacremoses num2words babel"
+    cli_error("train", "mt-demo", "--name", "bare", "--device", "cpu", key=packages)
+    needs = "drill: evaluating runs/tiny needs tokenizers, sacrebleu, sacremoses; "
+    cli_error("evaluate", "runs/tiny", key=needs)  # own pairs
 
 
 @pytest.mark.parametrize(
