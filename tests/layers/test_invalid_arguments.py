@@ -253,6 +253,8 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Sequence[Any]]]] = [
     (wrapped(Plif), {"pieces": (0,), "limit": (math.inf,)}),
 ]
 COMBINED: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
+    ("hidden_size", lambda _: FullSoftmax(V), {}),
+    ("number of labels", lambda _: FullSoftmax(0, H), {}),
     ("counts", wrapped(SampledSoftmax), {"counts": [1, 1, -2] + [1] * (V - 3)}),
     ("counts", DeepResidual, {"gate": "frequency"}),
     ("counts", DeepResidual, {"gate": "frequency", "counts": [1.0]}),
@@ -275,13 +277,6 @@ def test_invalid_options_of_a_layer_raise(device):
     for key, build, options in (*single, *COMBINED):
         with raises(ValueError, key, device=device):
             build(embedding, **options)
-
-
-def test_invalid_counts_of_labels_raise():
-    with raises(ValueError, "hidden_size"):
-        FullSoftmax(V)
-    with raises(ValueError, "number of labels"):
-        FullSoftmax(0, H)
 
 
 def test_numbers_of_numpy_are_stored_as_python_numbers():
