@@ -9,6 +9,7 @@ import torch
 
 from drill.kernels.runtime.dispatch import INTERPRETED, TRITON_INSTALLED
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where Triton runs or is interpreted
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")

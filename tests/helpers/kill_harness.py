@@ -78,19 +78,9 @@ def kill_at_call(work: Process, calls: int) -> Process:
     """``work`` that is killed at its ``calls``-th fsync or rename, before it does anything."""
 
     def process() -> None:
-        left = calls
-
-        def doomed(act: Callable) -> Callable:
-            def counted(*args: object) -> object:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return act(*args)
-
-            return counted
-
-        os.fsync, os.replace = doomed(os.fsync), doomed(os.replace)
+        kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+        either = acting(lambda call, *given: call(*given), calls, kill)
+        os.fsync, os.replace = partial(either, os.fsync), partial(either, os.replace)
         work()
 
     return process

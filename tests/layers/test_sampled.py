@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drill.layers import MatrixLayer, SampledSoftmax, TiedSoftmax
+from drill.layers import SampledSoftmax, TiedSoftmax
 from drill.layers.wrappers import sampled as module
 from drill.layers.wrappers.sampled import distinct
 from tests.helpers.devices import no_gpu_sync
@@ -142,25 +142,17 @@ def test_the_ends_of_the_unit_interval_are_labels(u, monkeypatch):
 # -- what is encoded ----------------------------------------------------------------------------
 
 
-def record(layer: MatrixLayer) -> list[Tensor | None]:
-    """The rows asked of ``labels`` from now on."""
-    asked, labels = [], layer.labels
-    layer.labels = lambda rows=None, check=True: asked.append(rows) or labels(rows, check)
-    return asked
-
-
 @pytest.mark.parametrize("name", MATRIX)
-def test_only_targets_and_samples_are_encoded_and_trained(name):
+def test_only_targets_and_samples_are_encoded_and_trained(name, calls_of):
     layer = sampled(name, counts=COUNTS)
     layer.layer.eval()  # no dropout, which may drop all of a label
     hidden, targets = batch(layer, 6)
     targets[:] = torch.tensor([2, 7, 2, -100, 7, -100])
     fix(layer, [0, 1, 0])
-    asked = record(layer.layer)
+    calls = calls_of(layer.layer, "labels")
     layer.nll(hidden, targets).backward()
-    (rows,) = asked
     touched = [1, 2, 6, 7]
-    assert rows.tolist() == touched
+    assert [call.arguments[0].tolist() for call in calls] == [touched]
     if isinstance(layer.layer.embedding, nn.Embedding):
         grad = layer.label_weight.grad
         assert grad.any(1).nonzero()[:, 0].tolist() == touched
@@ -183,20 +175,20 @@ def test_rows_filled_up_give_the_same_loss_and_gradients(monkeypatch):
     "name",
     ["full of other width", "tied", "bilinear", "dual", "deep residual 2", "deep residual locked"],
 )
-def test_shared_labels_are_read_and_trained(name):
+def test_shared_labels_are_read_and_trained(name, calls_of):
     layer = sampled(name)
     layer.layer.eval()  # no dropout, so that both encode alike
     hidden, targets = batch(layer, 6)
     fix(layer, [1, 4, 4])
     loss = layer.nll(hidden, targets)
     truth = gradients(loss, layer, hidden)
-    asked = record(layer.layer)
+    calls = calls_of(layer.layer, "labels")
     with layer.shared_labels():
         for _ in range(2):
             again = layer.nll(hidden, targets)
             torch.testing.assert_close(again, loss)
             again.backward()
-    assert asked == [None]
+    assert [call.arguments for call in calls] == [()]  # all of them, once
     torch.testing.assert_close(hidden.grad, 2 * truth["hidden"])
     for key, parameter in layer.named_parameters():
         torch.testing.assert_close(parameter.grad, 2 * truth[key])

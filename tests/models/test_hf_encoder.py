@@ -229,18 +229,12 @@ def test_resume_is_bit_exact(tmp_path, options):
     check_resumed(tmp_path, **options)
 
 
-def test_windows_have_one_length_and_no_state(tmp_path, monkeypatch):
-    seen = []
-    forward = HfEncoder.forward
-
-    def watched(self, ids, state=None):
-        seen.append((len(ids), state, self.training))
-        return forward(self, ids, state)
-
-    monkeypatch.setattr(HfEncoder, "forward", watched)
+def test_windows_have_one_length_and_no_state(tmp_path, calls_of):
+    calls = calls_of(HfEncoder, "forward")
     trained(tmp_path, epochs=1)
-    assert {length for length, _, training in seen if training} == {10}
-    assert not any(state for _, state, _ in seen)
+    with_gradients = [call for call in calls if call.result.output.requires_grad]
+    assert {len(call.arguments[1]) for call in with_gradients} == {10}
+    assert not any(state for call in calls for state in call.arguments[2:])
 
 
 @pytest.mark.parametrize("deep", [False, True])

@@ -49,13 +49,6 @@ def section(text: str, key: str) -> str:
     return text.split(f'<section id="{key}"')[1].split("</section>")[0]
 
 
-def on_wikitext(folder):
-    run = write_run(folder, recipe="wt2-tied", valid=perplexities(600.0, 70.0, 20))
-    recipe = run / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace('"ptb"', '"wikitext-2"'))
-    return run
-
-
 @pytest.fixture
 def runs(tmp_path):
     drill = {"recipe": "ptb-drill-4", "layer": "deep-residual", "options": "depth = 4\n"}
@@ -137,7 +130,10 @@ def test_a_page_is_self_contained_and_accessible(tmp_path, runs, words):
 
 
 def test_runs_on_different_texts_have_their_own_plots(tmp_path, runs):
-    text, page = written(tmp_path, [*runs, on_wikitext(tmp_path / "wt2")])
+    other = write_run(tmp_path / "wt2", recipe="wt2-tied", valid=perplexities(600.0, 70.0, 20))
+    recipe = other / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('"ptb"', '"wikitext-2"'))
+    text, page = written(tmp_path, [*runs, other])
     assert len(figures(text)) == 4
     assert [said for tag, said in page.said if tag == "h3"] == ["ptb", "wikitext-2"] * 2
 

@@ -198,18 +198,12 @@ def test_graphs_are_captured_again_after_a_change(device, change):
 # -- capturing ------------------------------------------------------------------------------------
 
 
-class FakeGraph:
-    """Of a device whose capture is broken by an error inside it."""
-
-    def capture_begin(self, **_): ...
-
-    def capture_end(self):
-        raise RuntimeError("the capture was invalidated")
-
-
 @pytest.fixture
 def graphs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    """Of a device whose capture is broken by an error inside it."""
+    broken = Mock()
+    broken.capture_end.side_effect = RuntimeError("the capture was invalidated")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: broken)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Mock(torch.cuda.Stream))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor, library
+from torch import library
 
 from drill.kernels.loss import chunk_plan
 from drill.kernels.loss.chunk_plan import fits_in_one_chunk
@@ -11,7 +11,7 @@ from drill.kernels.loss.compile_op import compiled_nll, nll_op
 from drill.kernels.loss.head import Head, NllOptions
 from drill.kernels.runtime import padding
 from tests.helpers.devices import interpreted, numpy_warnings
-from tests.kernels.loss.test_nll import IGNORE_INDEX, Engine, Problem, every_engine, problem
+from tests.kernels.loss.test_nll import IGNORE_INDEX, Problem, every_engine, problem
 from tests.kernels.recorders import Products
 
 pytestmark = numpy_warnings
@@ -34,16 +34,12 @@ def head(given: Problem, settings: NllOptions) -> Head:
     return Head(given.hidden, given.weight, given.bias, given.targets, settings)
 
 
-def losses(given: Problem, engine: Engine, memory: int) -> Tensor:
-    return compiled_nll(head(given, options(engine.impl, memory)))
-
-
 @BUDGETS
 @every_engine
 def test_the_operator_is_the_loss(engine, memory, padded, nan_in_fresh_memory):
     given = problem(N, V, k, device=engine.device)
     weights = torch.linspace(0.5, 1.5, N, device=engine.device)
-    found = losses(given, engine, memory)
+    found = compiled_nll(head(given, options(engine.impl, memory)))
     truth = given.loss(impl="reference", reduction="none", label_smoothing=0.1)
     torch.testing.assert_close(found, truth)
     once = torch.autograd.grad(found, given.leaves, weights, retain_graph=True)

@@ -76,11 +76,6 @@ def mixture(
     return Mixture(log_prior, contexts, weight, b, targets).to(dtype, device)
 
 
-def many_tokens(engine: Engine) -> int:
-    """Enough that roundings average out: fifteen chunks, or six where rows are interpreted."""
-    return 22 if (engine.impl, engine.device) == ("triton", "cpu") else 60
-
-
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of four tokens at the first size: a whole one and a rest."""
@@ -179,7 +174,9 @@ def test_any_size_gives_what_the_reference_gives(engine, size, rows_of_both_kind
 )
 @every_engine
 def test_errors_are_those_of_plain_pytorch(engine, dtype, bias, autocast):
-    given = mixture(many_tokens(engine), K, V, k, bias, dtype, engine.device)
+    # Enough that roundings average out: fifteen chunks, or six where rows are interpreted.
+    tokens = 22 if (engine.impl, engine.device) == ("triton", "cpu") else 60
+    given = mixture(tokens, K, V, k, bias, dtype, engine.device)
     with torch.autocast(engine.device, torch.bfloat16, enabled=autocast):
         no_worse_than_eager(given, engine, dtype)
 

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from drill.kernels.runtime.dispatch import INTERPRETED
-from tests.helpers.devices import numpy_warnings
+from tests.helpers.devices import DEVICE, numpy_warnings
 
 pytest.importorskip("triton")
 
 from drill.kernels.runtime.multiply_triton import multiply
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {
     "a mask of its own": ((3, 5, 7), (3, 5, 7)),
     "one mask for all steps": ((9, 5, 131), (1, 5, 131)),

@@ -3,6 +3,7 @@
 import gc
 import warnings
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,14 +97,11 @@ def test_work_begins_where_the_first_recurrence_did(first):
 
 
 def test_the_first_stream_waits_for_work_that_fails(first):
-    def fail(E):
-        raise KeyError
-
     E = nn.Parameter(torch.ones(3))
     with overlap_scope([E]):
         mark_start(first)
         with pytest.raises(KeyError):
-            run_overlapped(fail, E)
+            run_overlapped(Mock(side_effect=KeyError), E)
     assert EVENTS[-1] == "first waits for third"
     assert awaited_by() is None
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drill.kernels.runtime.dispatch import INTERPRETED
-from tests.helpers.devices import numpy_warnings
+from tests.helpers.devices import DEVICE, numpy_warnings
 
 pytest.importorskip("triton")
 
@@ -36,11 +36,10 @@ def test_without_a_gpu_triton_interprets_the_kernels():
 
 @numpy_warnings
 def test_small_numbers_keep_their_digits_and_large_ones_end_at_one():
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes = torch.logspace(-30, 2, SIZE // 2, device=device)
+    sizes = torch.logspace(-30, 2, SIZE // 2, device=DEVICE)
     x = torch.cat([sizes, -sizes])
     found, truth = computed(x).double(), x.double().tanh()
     assert ((found - truth) / truth).abs().max() < 5e-6
-    ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0], device=device)
+    ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0], device=DEVICE)
     found = computed(ends.repeat(SIZE // 4))[:4]
     torch.testing.assert_close(found, ends.tanh(), rtol=0, atol=0, equal_nan=True)
