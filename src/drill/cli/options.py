@@ -81,7 +81,7 @@ def as_settings_error() -> Iterator[None]:
 
 @contextmanager
 def checked(block: AbstractContextManager[Any]) -> Iterator[Any]:
-    """``block``; a ValueError at its start is one about a value of the command line."""
+    """``block``, whose start reads values of the command line: a ValueError there is about one."""
     with ExitStack() as stack:
         with as_settings_error():
             entered = stack.enter_context(block)

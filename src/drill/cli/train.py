@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Exit, Option, echo
+from typer import Argument, Context, Exit, Option, echo
 
 from drill.cli import options
 from drill.cli.display import TrainingDisplay, counting, note
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from drill.training.loop import Outcome
     from drill.training.settings import Settings
 
-RUNS = Path("runs")
-
 
 def train(
+    context: Context,
     recipe: Annotated[
         str,
         Argument(
@@ -38,7 +37,7 @@ def train(
         str | None, Option(help="Name of the run folder; the recipe's name by default.")
     ] = None,
     seed: Annotated[int | None, Option(help="Random seed (training.seed).")] = None,
-    runs: options.Runs = RUNS,
+    runs: options.Runs = Path("runs"),
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
@@ -54,8 +53,10 @@ def train(
     changes = [*(change or []), *([] if seed is None else [f"training.seed={seed}"])]
     # Path.is_dir() raises where a name is too long.
     if os.path.isdir(recipe) and recipe not in recipe_names():
-        if name is not None or runs != RUNS:
-            elsewhere = f"--runs {runs}" if name is None else f"--name {name}"
+        given = options.given_options(context)
+        places = {"name": name, "runs": runs}
+        elsewhere = " ".join(f"--{key} {place}" for key, place in places.items() if key in given)
+        if elsewhere:
             raise SettingsError(
                 f"{recipe} is resumed in its own folder",
                 key=elsewhere,

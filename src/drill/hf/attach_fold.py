@@ -104,7 +104,9 @@ def attach(
                 "embedding cannot start with its logits; pass zero_start=False too"
             )
         if matrix_name == "deep-residual":
-            matrix |= {"activation": matrix.get("activation", "tanh"), "zero_start": True}
+            matrix.setdefault("activation", "tanh")
+            if not matrix.setdefault("zero_start", True):
+                raise ValueError("attach: zero_start: is false in inner; pass it to attach too")
     matrix.setdefault("bias", linear.bias is not None)
     for layer_options in (options, options.get(INNER, {})):
         if "counts" in layer_options:  # the config is JSON

@@ -112,12 +112,11 @@ class AttachedHead(nn.Module):
     ) -> Tensor:
         """Logits (..., V); with ``targets`` the sum of the losses of ``softcap(logits) + bias``."""
         layer = self.layer
-        if hasattr(layer.label_weight, "device_mesh") or layer.label_weight.dim() != 2:
+        if hasattr(layer.label_weight, "device_mesh"):
             raise RuntimeError(
                 "the embedding is sharded where the output layer encodes its rows; with FSDP2 put "
                 "both into one group, as fully_shard([norm, embedding, head]) and accelerate do; "
-                "for tensor parallelism load a model that has the layer already; DeepSpeed's "
-                "ZeRO-3 does not work"
+                "for tensor parallelism load a model that has the layer already"
             )
         if targets is None:
             if torch.compiler.is_compiling() and self._reuses_labels(hidden):
@@ -204,4 +203,6 @@ def _(hidden, number, parameters):  # type: ignore[no-untyped-def]
 def _awaits_sharding(module: nn.Module) -> bool:
     accelerate = sys.modules.get("accelerate.state")
     state = {} if accelerate is None else accelerate.AcceleratorState._shared_state
-    return state.get("distributed_type") == "FSDP" and not isinstance(module, FSDPModule)
+    if state.get("distributed_type") != "FSDP" or isinstance(module, FSDPModule):
+        return False
+    return bool(state["fsdp_plugin"].fsdp_version == 2)

@@ -309,8 +309,8 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
     tied.pop(f"{name}.weight")
     model._tied_weights_keys = tied
     model.all_tied_weights_keys.pop(f"{name}.weight", None)
-    for whole in (name, path) if shared else (name,):
-        model._tp_plan.pop(whole, None)  # tensor parallelism would shard it
+    for module_name in (name, path) if shared else (name,):
+        model._tp_plan.pop(module_name, None)  # tensor parallelism would shard it
 
 
 def logit_postprocessing(model: Any) -> tuple[float | None, Tensor | None]:

@@ -78,6 +78,7 @@ class HfEncoder(Encoder):
         self.body = _body(
             model_type,
             dropout,
+            output_layers,
             hidden_size=d,
             num_hidden_layers=layers,
             num_attention_heads=heads,
@@ -122,10 +123,8 @@ class HfEncoder(Encoder):
     def _window(self, ids: Tensor, **options: Any) -> Tensor:
         """ids (B, T) -> hidden states (B, T, d_h)."""
         x = self._drop(self.embed(ids))
-        if self.output_layers == 1:
-            return cast(Tensor, self.body(inputs_embeds=x, **options).last_hidden_state)
-        states = self.body(inputs_embeds=x, output_hidden_states=True, **options).hidden_states
-        return torch.cat(states[-self.output_layers :], dim=-1)
+        states = _states(self.body, x, self.output_layers, **options)
+        return torch.cat(states, dim=-1) if len(states) > 1 else states[0]
 
     def _drop(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)
@@ -160,7 +159,15 @@ class HfEncoder(Encoder):
         return hidden, [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
+def _states(body: nn.Module, x: Tensor, count: int, **options: Any) -> list[Tensor]:
+    """The states (B, T, d) of the last ``count`` blocks."""
+    if count == 1:
+        return [body(inputs_embeds=x, **options).last_hidden_state]
+    states = body(inputs_embeds=x, output_hidden_states=True, **options).hidden_states
+    return [*states[-count:]]
+
+
+def _body(model_type: str, dropout: float, output_layers: int, **sizes: Any) -> nn.Module:
     """The model of a type without its embedding, which would be a second one."""
     try:
         from transformers import AutoConfig, AutoModel
@@ -184,7 +191,9 @@ def _body(model_type: str, dropout: float, **sizes: Any) -> nn.Module:
         if not next(body.parameters()).is_meta:  # read two tokens: wrong sizes show here
             with torch.no_grad(), restored_modes(body):
                 x = torch.zeros(1, 2, sizes["hidden_size"])
-                _ = body.eval()(inputs_embeds=x, use_cache=False).last_hidden_state
+                for state in _states(body.eval(), x, output_layers, use_cache=False):
+                    if state.shape != x.shape:
+                        raise ValueError(f"a state of {[*state.shape]} after {[*x.shape]}")
     except Exception as error:  # each model type has its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
         expected = f"one that runs with these sizes ({reason})"

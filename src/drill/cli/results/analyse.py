@@ -10,7 +10,7 @@ from typer import Argument, Option, echo
 from drill.cli import options
 from drill.cli.display import counting
 
-RANK_KEYS = ("absolute", "relative", "bound")
+RANK_KEYS = ("tokens", "absolute", "relative", "bound")
 STREAMS = (
     "The test text is cut into up to 20 streams, whose first tokens are not predicted; "
     "drill evaluate --bands reads it as the test of training does."
@@ -53,15 +53,17 @@ def analyse(
     names = distinct_names([path.resolve() for path in runs])
     comparison = RunComparison(words=word or ())
     loaded = {name: load_language_model(path, device=device) for path, name in names.items()}
+    losses = {name: comparison.add(name, run) for name, run in loaded.items()}
+    if not as_json:
+        named = [(", ".join(text.models), text) for text in comparison.texts]
+        echo(as_markdown(text_sections(named, css_classes(names.values()))))
+        echo(f"{STREAMS}\n")
     ranks: dict[str, LogProbRank] = {}
     saved: dict[str, dict[str, Any]] = {}
-    for name, run in loaded.items():
+    for name, run in loaded.items() if not no_rank else ():
         start, training = time.monotonic(), run.settings.training
-        losses = comparison.add(name, run)
-        if no_rank:
-            continue
         with counting(f"rank of {name}", quiet) as progress:
-            ranks[name] = log_prob_rank(
+            rank = log_prob_rank(
                 run.model,
                 run.ids.test,
                 batch_size=training["valid_batch_size"],
@@ -73,10 +75,12 @@ def analyse(
             **run.origin.row(),
             "kind": ANALYSIS,
             "split": "test",
-            **losses,
-            **{f"rank_{key}": getattr(ranks[name], key) for key in RANK_KEYS},
+            **losses[name],
+            **{f"rank_{key}": getattr(rank, key) for key in RANK_KEYS},
             "seconds": round(time.monotonic() - start, 3),
         }
+        run.folder.keep_evaluation(saved[name])
+        ranks[name] = rank
     if as_json:
         texts = [
             {**asdict(text), "ece": {name: each.ece for name, each in text.calibration.items()}}
@@ -85,9 +89,4 @@ def analyse(
         ranked = {name: rank._asdict() for name, rank in ranks.items()}
         echo(json_row({"texts": texts, "ranks": ranked}, nan=None))
     else:
-        named = [(", ".join(text.models), text) for text in comparison.texts]
-        echo(as_markdown(text_sections(named, css_classes(names.values()))))
-        echo(f"{STREAMS}\n")
         echo(as_markdown([Section.of("rank", "Rank", ranks_table(saved))]))
-    for name, row in saved.items():
-        loaded[name].folder.keep_evaluation(row)

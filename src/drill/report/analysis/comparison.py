@@ -21,6 +21,7 @@ from drill.report.analysis.label_vectors import (
 )
 from drill.report.analysis.word_accuracy import AccuracyBand, subword_bands, word_bands
 from drill.report.tables.band_tables import TextBands
+from drill.training.precision import resolve_precision
 from drill.training.progress import perplexity_of
 from drill.translation.run import TranslationRun
 
@@ -86,7 +87,9 @@ class RunComparison:
             for label in labels or typical_labels(vocabulary.counts, **options)
         ]
         loss = float(losses.double().mean())
+        device = next(run.model.parameters()).device
         return {
+            "precision": resolve_precision(run.settings.training["precision"], device),
             "tokens": len(losses),
             "loss": loss,
             "perplexity": perplexity_of(loss),

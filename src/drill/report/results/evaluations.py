@@ -16,7 +16,7 @@ from drill.training.run.folder import RunFolder, read_rows
 DYNAMIC_AND_CACHE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
 HELD_OUT = "words"  # as above: scores of held-out words
 ANALYSIS = "analyse"  # loss by frequency and rank of the log-probabilities, on the test text
-KEPT = (*DYNAMIC_AND_CACHE, HELD_OUT, ANALYSIS)
+RECORDED = (*DYNAMIC_AND_CACHE, HELD_OUT, ANALYSIS)
 OWN_FILES = "files"
 """The ``split`` of an evaluation of other files: ``text``, or ``source`` and ``reference``."""
 
@@ -26,7 +26,7 @@ BANDS = ("word_bands", "subword_bands")
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
 MEASURED |= {"weights", "weights_epoch", "weights_step", "weights_steps", "batch_size"}
 MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte", "bands", *BANDS}
-MEASURED |= {"rank_absolute", "rank_relative", "rank_bound"}
+MEASURED |= {"rank_tokens", "rank_absolute", "rank_relative", "rank_bound"}
 MEASURED |= {"types", "text_perplexity", "mass_elsewhere"}
 MEASURED |= {f"{of}{key}" for of in ("", "backoff_") for key in ("rank", "median_rank", "mass")}
 MEASURED |= {"among", "backoff_perplexity", "mixed_perplexity"}
@@ -65,7 +65,7 @@ def read_evaluations(
         for row in read_rows(path, ["kind"])
         if as_finite(row.get("perplexity")) is not None
         and row.get("split") != OWN_FILES
-        and (row["kind"] in KEPT or any(key in row for key in BANDS))
+        and (row["kind"] in RECORDED or any(key in row for key in BANDS))
     ]
     if not rows:
         return ()

@@ -106,7 +106,7 @@ def ranks_table(rows: Mapping[str, Evaluation]) -> Table:
     cells = [
         [
             ("run", name),
-            ("tokens", numbers.count(row["tokens"])),
+            ("tokens", numbers.count(row.get("rank_tokens"))),
             ("rank", numbers.count(row["rank_absolute"])),
             ("rank, relative tolerance", numbers.count(row["rank_relative"])),
             ("d + 2", numbers.count(row.get("rank_bound"))),

@@ -78,13 +78,13 @@ def _check_limits(settings: Settings, saved: Settings, run: RunFolder) -> None:
     for limit, used in _used(run)[0].items():
         new, old = settings.training[limit], saved.training[limit]
         if new is not None and used > new and (old is None or old > new):
-            begun = f"{run.path}: has already used {used:g} {limit.removeprefix('max_')}"
+            used_up = f"{run.path}: has already used {used:g} {limit.removeprefix('max_')}"
             if not ended:
                 raise RunFolderError(
-                    f"{begun}; set training.{limit} above that to resume, or give this one another "
-                    "--name"
+                    f"{used_up}; set training.{limit} above that to resume, or give this one "
+                    "another --name"
                 )
-            logger.warning("%s, so training.%s=%g changes nothing", begun, limit, new)
+            logger.warning("%s, above training.%s=%g: nothing is trained", used_up, limit, new)
 
 
 def has_ended(run: RunFolder, settings: Settings) -> bool:
