@@ -498,8 +498,13 @@ def test_another_head_than_the_one_attached_raises():
 def test_an_embedding_that_is_not_whole_raises():
     model = attach(build("llama-untied"), depth=1)
     head = model.lm_head.layer
-    head.embedding = nn.Sequential(head.embedding)  # wrapped, as by FSDP
+    own = head.embedding
+    head.embedding = nn.Sequential(own)  # wrapped, as by FSDP
     with pytest.raises(TypeError, match="embedding"):
+        model(**batch())
+    head.embedding = own
+    own.weight.device_mesh = object()  # as of a DTensor
+    with pytest.raises(RuntimeError, match="sharded"):
         model(**batch())
 
 

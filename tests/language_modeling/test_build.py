@@ -279,11 +279,17 @@ def test_finetuning_needs_weights_and_the_same_words(tmp_path, own_texts, run):
         train(settings, tmp_path / "fine", device="cpu")
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_run_of_adamw_is_not_finetuned(tmp_path, text_folder, name):
-    settings = resolve_settings({"optimizer": {"name": name}})
-    (tmp_path / "recipe.toml").write_text(settings.to_toml())
-    with pytest.raises(SettingsError, match=name):
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"optimizer": {"name": "adamw"}}, "adamw"),
+        ({"optimizer": {"name": "muon"}}, "muon"),
+        ({"optimizer": {"name": "sgd"}, "training": {"untie_at": 0.5}}, "untie_at"),
+    ],
+)
+def test_what_averaged_sgd_does_not_continue_is_not_finetuned(tmp_path, text_folder, tables, key):
+    (tmp_path / "recipe.toml").write_text(resolve_settings(tables).to_toml())
+    with pytest.raises(SettingsError, match=key):
         finetune_settings(tmp_path)
 
 

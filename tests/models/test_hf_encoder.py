@@ -10,13 +10,14 @@ from drill.errors import SettingsError
 from drill.language_modeling.build import dry_run
 from drill.language_modeling.untie import untied
 from drill.layers import (
+    Bilinear,
     DeepResidual,
     DirectOutputConnection,
     FullSoftmax,
     MixtureOfSoftmaxes,
     TiedSoftmax,
 )
-from drill.models import HfEncoder
+from drill.models import AwdLstm, HfEncoder
 from drill.models.language_model import LanguageModel
 from drill.training.optim import Muon
 from drill.training.optim.muon import orthogonalized
@@ -262,6 +263,17 @@ def test_untying_in_the_middle_resumes_bit_exactly(name, tmp_path):
     assert not torch.equal(saved["layer.embedding.weight"], saved["encoder.embedding.weight"])
 
 
+def test_untying_labels_of_another_width_starts_without_optimizer_state(tmp_path):
+    embedding = nn.Embedding(V, D)
+    made = LanguageModel(AwdLstm(embedding, 9, 1, output_size=9), Bilinear(embedding, 9))
+    optimizer = OPTIMIZERS["adamw"]()
+    small_run(tmp_path, optimizer=optimizer, model=made, untie_at=0.5)
+    steps = [
+        optimizer.optimizer.state[p]["step"] for p in (embedding.weight, made.layer.label_weight)
+    ]
+    assert 1 < steps[1] < steps[0]
+
+
 def test_muon_steps_matrices_and_adamw_the_rest(tmp_path):
     made = model(deep=True)
     optimizer = Muon(0.01)
@@ -314,15 +326,15 @@ def test_what_fsdp_cannot_do_raises(changes):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "key"),
     [
-        {"name": "nt-asgd"},
-        {"name": "sgd", "average_from": 0.4},
-        {"name": "sgd", "average_from": 0.6, "average_patience": 2},
+        ({"name": "nt-asgd"}, "optimizer.name"),
+        ({"name": "sgd", "average_from": 0.4}, "average_from"),
+        ({"name": "sgd", "average_from": 0.6, "average_patience": 2}, "average_patience"),
     ],
 )
-def test_untying_after_averaging_may_have_begun_raises(optimizer):
-    with pytest.raises(SettingsError, match=r"\[training\]: untie_at"):
+def test_untying_after_averaging_may_have_begun_raises(optimizer, key):
+    with pytest.raises(SettingsError, match=rf"\[training\]: untie_at .*{key}"):
         dry_run(resolve_settings({"optimizer": optimizer, "training": {"untie_at": 0.5}}))
 
 

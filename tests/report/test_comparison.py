@@ -25,7 +25,7 @@ def run(corpus: str, vocabulary: Vocabulary, lines: list[str]) -> SimpleNamespac
     ids = vocabulary.encode(lines)
     model = LanguageModel(AwdLstm(embedding, 4, 1), TiedSoftmax(embedding))
     return SimpleNamespace(
-        settings=SimpleNamespace(data={"corpus": corpus}),
+        settings=SimpleNamespace(data={"corpus": corpus}, training={"precision": "float32"}),
         vocabulary=vocabulary,
         ids=Ids(ids, ids, ids),
         model=model,

@@ -31,7 +31,7 @@ from tests.helpers.translators import small_optimizer
 TWO_BATCHES = {"gradient_accumulation_steps": 2}
 ASGD = {"validate_first": True, "patience": 0, "length_cap": 12}
 NOISE = {"adversarial": 0.05, "state_reset": 0.2}
-SHUFFLED = {"partial_shuffle": True, "validate_every": 3}
+SHUFFLED = {"partial_shuffle": True, "validate_every": 3, "untie_at": 0.5}
 AVERAGED = {**TWO_BATCHES, "average_checkpoints": 2, "validate_every": 3}
 BLEU = {"precision": "bfloat16", "bleu_every": 2, "epochs": 2, "log_every": 2}
 PIECES = [

@@ -114,8 +114,8 @@ def _check_training(settings: Settings, model: LanguageModel) -> None:
         early = averages and settings.optimizer["average_from"] < training["untie_at"]
         if early or settings.optimizer["average_patience"] is not None:
             raise ValueError(
-                "untie_at needs averages that begin later: a higher "
-                "optimizer.average_from, and no average_patience"
+                "untie_at needs averages that begin later: optimizer.average_from of at least "
+                "untie_at, and no average_patience"
             )
 
 
@@ -146,6 +146,11 @@ def finetune_settings(run: Path | str) -> Settings:
             f"{folder.path}: is a translator, and finetuning is for language models; continue it "
             f"with a larger training.epochs, or on another text with drill train {folder.recipe} "
             f"--name NAME --set init_from={folder.path} --set data.corpus=FOLDER"
+        )
+    if settings.training["untie_at"] is not None:
+        raise SettingsError(
+            f"{folder.path}: ends with a matrix of its own (training.untie_at), which finetuning "
+            "does not continue"
         )
     if settings.optimizer[NAME] in ("adamw", "muon"):
         raise SettingsError(

@@ -154,12 +154,12 @@ class LanguageModelTask(Task):
     def _untie(self) -> None:
         """Go on with a free matrix, which takes a copy of E's optimizer state; other parameters
         keep theirs, the best is forgotten."""
-        shared = self.model.layer.matrix.label_weight
+        shared, saved = self.model.layer.matrix.label_weight, self.optimizer.state_dict()
         names = [name for name, p in self.optimizer.parameters.items() if p is shared]
-        saved = self.optimizer.state_dict()
         self.model.layer = untied(self.model.layer)
         free = "layer.embedding.weight"
-        for name in names:  # none if E is computed
+        fits = self.model.layer.label_weight.shape == shared.shape
+        for name in names if fits else ():  # none if E is computed
             state = strip_prefix(f"{name}/", saved)
             saved |= {f"{free}/{key}": value.clone() for key, value in state.items()}
             saved["optimizer"][free] = saved["optimizer"][name]

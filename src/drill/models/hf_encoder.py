@@ -191,9 +191,7 @@ def _body(model_type: str, dropout: float, output_layers: int, **sizes: Any) -> 
         if not next(body.parameters()).is_meta:  # read two tokens: wrong sizes show here
             with torch.no_grad(), restored_modes(body):
                 x = torch.zeros(1, 2, sizes["hidden_size"])
-                for state in _states(body.eval(), x, output_layers, use_cache=False):
-                    if state.shape != x.shape:
-                        raise ValueError(f"a state of {[*state.shape]} after {[*x.shape]}")
+                _states(body.eval(), x, output_layers, use_cache=False)
     except Exception as error:  # each model type has its own
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
         expected = f"one that runs with these sizes ({reason})"

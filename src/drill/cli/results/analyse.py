@@ -38,8 +38,9 @@ def analyse(
     types and by tokens; bits per byte of subwords; calibration; norms of labels by frequency and
     nearest labels, in the embedding E and in the output layer's g_out(E); and the rank of the
     log-probabilities. Losses and rank are appended to RUN/evaluations.jsonl, unless --no-rank;
-    `drill report` shows a saved rank, and with --bands the rest.
+    `drill report` shows a saved rank, and can show the rest.
     """
+    from drill.files import WriteError
     from drill.language_modeling.run import load_language_model
     from drill.report.analysis.comparison import RunComparison
     from drill.report.analysis.log_prob_rank import LogProbRank, log_prob_rank
@@ -53,13 +54,18 @@ def analyse(
     names = distinct_names([path.resolve() for path in runs])
     comparison = RunComparison(words=word or ())
     loaded = {name: load_language_model(path, device=device) for path, name in names.items()}
-    losses = {name: comparison.add(name, run) for name, run in loaded.items()}
+    losses: dict[str, dict[str, Any]] = {}
+    for name, run in loaded.items():
+        start = time.monotonic()
+        losses[name] = comparison.add(name, run)
+        losses[name]["seconds"] = time.monotonic() - start
     if not as_json:
         named = [(", ".join(text.models), text) for text in comparison.texts]
         echo(as_markdown(text_sections(named, css_classes(names.values()))))
         echo(f"{STREAMS}\n")
     ranks: dict[str, LogProbRank] = {}
     saved: dict[str, dict[str, Any]] = {}
+    unsaved: list[WriteError] = []
     for name, run in loaded.items() if not no_rank else ():
         start, training = time.monotonic(), run.settings.training
         with counting(f"rank of {name}", quiet) as progress:
@@ -77,9 +83,12 @@ def analyse(
             "split": "test",
             **losses[name],
             **{f"rank_{key}": getattr(rank, key) for key in RANK_KEYS},
-            "seconds": round(time.monotonic() - start, 3),
+            "seconds": round(losses[name]["seconds"] + time.monotonic() - start, 3),
         }
-        run.folder.keep_evaluation(saved[name])
+        try:
+            run.folder.keep_evaluation(saved[name])
+        except WriteError as error:
+            unsaved.append(error)
         ranks[name] = rank
     if as_json:
         texts = [
@@ -90,3 +99,5 @@ def analyse(
         echo(json_row({"texts": texts, "ranks": ranked}, nan=None))
     else:
         echo(as_markdown([Section.of("rank", "Rank", ranks_table(saved))]))
+    if unsaved:
+        raise unsaved[0]
