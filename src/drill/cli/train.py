@@ -86,7 +86,7 @@ def finetune(
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Finetune a run's best weights with averaged SGD.
+    """Finetune the best weights of a run of nt-asgd, asgd or sgd with averaged SGD.
 
     Stops when validation no longer improves.
     """

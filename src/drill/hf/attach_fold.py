@@ -155,7 +155,9 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     head: AttachedHead = model.get_output_embeddings()
     layer = foldable(head.layer)
     if layer is None:
-        raise NotFoldable(f"fold: {type(head.layer).__name__} equals no linear head")
+        raise NotFoldable(
+            f"fold: {type(head.layer).__name__} equals no linear head; save the model as it is"
+        )
     if type(layer).context is not MatrixLayer.context:
         raise NotFoldable(
             f"fold: {type(layer).__name__} maps the hidden states too, and the stock model has no "

@@ -110,7 +110,10 @@ def _check_training(settings: Settings, model: LanguageModel) -> None:
     if training["untie_at"] is not None:
         check_untie(model.layer)
         if not issubclass(OPTIMIZERS[settings.optimizer[NAME]], RunScheduled):
-            raise ValueError("untie_at is for optimizer.name adamw, muon or sgd")
+            raise ValueError(
+                "untie_at is for optimizer.name adamw, muon or sgd, not for "
+                f"{settings.optimizer[NAME]}; leave it out"
+            )
         early = averages and settings.optimizer["average_from"] < training["untie_at"]
         if early or settings.optimizer["average_patience"] is not None:
             raise ValueError(
@@ -150,7 +153,7 @@ def finetune_settings(run: Path | str) -> Settings:
     if settings.training["untie_at"] is not None:
         raise SettingsError(
             f"{folder.path}: ends with a matrix of its own (training.untie_at), which finetuning "
-            "does not continue"
+            "does not continue; finetune a run without it"
         )
     if settings.optimizer[NAME] in ("adamw", "muon"):
         raise SettingsError(

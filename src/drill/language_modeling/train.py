@@ -183,7 +183,7 @@ class LanguageModelTask(Task):
     def validate(self, watch: Watch) -> tuple[Perplexity, dict[str, Any]]:
         with diverged_if_nan(f"the validation after step {self.state.step}"):
             score, *_ = self._evaluated(self.valid, progress=watch("validation"))
-        return score, {}
+        return score, {"untied": True} if self.state.untied else {}
 
     def test(self, watch: Watch) -> tuple[Perplexity, Perplexity]:
         load_into(self.model, self.run.best)

@@ -113,7 +113,9 @@ def epoch_line(row: dict[str, Any], epochs: int) -> str:
     ]
     if "valid_bleu" in row:
         parts.append(f"valid BLEU {row['valid_bleu']:.2f}")
-    return "  ".join(parts) + ("  averaged weights" if row["averaged"] else "")
+    parts += ["averaged weights"] if row["averaged"] else []
+    parts += ["untied"] if "untied" in row else []
+    return "  ".join(parts)
 
 
 def rough_duration(seconds: float) -> str:
