@@ -368,6 +368,16 @@ def test_embedding_starts_small_and_every_row_is_trained(text_folder):
     assert (weight.grad.abs().sum(1) > 0).all()
 
 
+@pytest.mark.parametrize("layer", ["tied", "mixture"])
+def test_the_bias_may_start_at_the_frequencies_of_words(text_folder, layer):
+    changes = ["training.unigram_bias=true", f"layer.name={layer}"]
+    settings = small_settings(text_folder, *changes)
+    _, vocabulary = build.corpus(settings)
+    bias = language_model(settings, vocabulary).layer.bias
+    seen = torch.tensor(vocabulary.counts).clamp(min=1)
+    torch.testing.assert_close(bias.detach().exp(), seen / seen.sum())
+
+
 def test_finished_run_without_its_checkpoint_is_not_trained_over(text_folder, run):
     before = (run / "metrics.jsonl").read_bytes()
     shutil.rmtree(run / "last")

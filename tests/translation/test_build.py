@@ -71,6 +71,7 @@ def test_counted_layer_translates_without_the_training_text(in_workspace, run_cl
         (["layer.name=sampled", "training.label_smoothing=0.1"], "label_smoothing"),
         (["layer.name=adaptive", "layer.cutoffs=[50,500]"], "cutoffs"),
         (["optimizer.lr=-1"], "optimizer.lr"),
+        (["layer.bias=false", "training.unigram_bias=true"], "bias"),
     ],
 )
 def test_faults_of_settings_show_before_a_text_is_read(in_workspace, monkeypatch, changes, fault):

@@ -21,7 +21,13 @@ from drill.layers import FeatureBags, LabelSource
 from drill.models import ENCODERS
 from drill.models.language_model import LanguageModel
 from drill.recipes.reader import NAME
-from drill.training.build import argument_errors, build_layer, check_optimizer, model_errors
+from drill.training.build import (
+    argument_errors,
+    build_layer,
+    check_optimizer,
+    init_bias,
+    model_errors,
+)
 from drill.training.device import meta_init
 from drill.training.optim import OPTIMIZERS, RunScheduled
 from drill.training.run.folder import RunFolder
@@ -133,6 +139,7 @@ def _model(
         with argument_errors("encoder", encoder):
             encoder_module = encoder_class(embedding, **encoder)
         layer = build_layer(settings.layer, embedding, encoder_module.output_widths, counts)
+        init_bias(layer, settings, counts)
         return LanguageModel(encoder_module, layer)
 
 

@@ -16,6 +16,7 @@ A layer whose logits are one matrix product is a :class:`MatrixLayer`: it define
 """
 
 import abc
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, Self
 
@@ -33,7 +34,7 @@ from drill.kernels.loss.nll import (
     choose,
 )
 from drill.kernels.runtime.dispatch import compute_dtype, must_not_wait
-from drill.layers.checks import warn_if_default_init
+from drill.layers.checks import check_counts, warn_if_default_init
 from drill.layers.label_cache import LabelCache, call_in_eval_mode
 from drill.layers.label_source import (
     LabelSource,
@@ -339,6 +340,19 @@ class MatrixLayer(OutputLayer):
     ) -> tuple[Tensor, Tensor]:
         context, weight = self.context(hidden), self.weight
         return adversarial_nll(epsilon, context, weight, targets, self.bias, options)
+
+    @torch.no_grad()
+    def init_bias(self, counts: Tensor | Sequence[float]) -> None:
+        """Start b at the log frequencies of the labels (Meister et al., ACL 2023).
+
+        Args:
+            counts: (V,), of each label in the training text; 0 is taken for 1.
+        """
+        name = type(self).__name__
+        if self.bias is None:
+            raise ValueError(f"{name}: init_bias needs bias=True")
+        seen = check_counts(name, counts, self.vocabulary_size).clamp(min=1)
+        self.bias.copy_((seen / seen.sum()).log())
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:

@@ -45,6 +45,11 @@ def build_layer(
         return layer_class(inputs, **options)
 
 
+def init_bias(layer: OutputLayer, settings: Settings, counts: Callable[[], list[int]]) -> None:
+    if settings.training["unigram_bias"]:
+        layer.matrix.init_bias(counts())
+
+
 def build_optimizer(settings: Settings) -> ScheduledOptimizer:
     options = dict(settings.optimizer)
     try:

@@ -25,6 +25,7 @@ class TrainingOptions:
     max_steps: int | None = None
     max_minutes: float | None = None  # of training and validation, summed over resumes
     seed: int
+    unigram_bias: bool = False  # start the output bias at the log frequencies of the labels
     precision: Precision = "tf32"  # float32, tf32, bfloat16 (autocast) or auto
     cuda_graphs: bool = True  # replay steps as CUDA graphs where the model allows it
     compile: bool = False  # the Transformer or highway network by torch.compile

@@ -16,7 +16,13 @@ from drill.errors import SettingsError
 from drill.models import Transformer
 from drill.models.translator import Translator
 from drill.recipes.reader import NAME
-from drill.training.build import argument_errors, build_layer, check_optimizer, model_errors
+from drill.training.build import (
+    argument_errors,
+    build_layer,
+    check_optimizer,
+    init_bias,
+    model_errors,
+)
 from drill.training.device import meta_init
 from drill.training.distributed import World
 from drill.training.run.folder import RunFolder
@@ -65,6 +71,7 @@ def translator(
         with argument_errors("encoder", options):
             transformer = Transformer(source, target, **options, pad=PAD, init_embeddings=True)
         layer = build_layer(settings.layer, target, (transformer.output_size,), counts)
+        init_bias(layer, settings, counts)
         return Translator(transformer, layer).to(device)
 
 
