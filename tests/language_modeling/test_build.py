@@ -369,13 +369,16 @@ def test_embedding_starts_small_and_every_row_is_trained(text_folder):
 
 
 @pytest.mark.parametrize("layer", ["tied", "mixture"])
-def test_the_bias_may_start_at_the_frequencies_of_words(text_folder, layer):
-    changes = ["training.unigram_bias=true", f"layer.name={layer}"]
+def test_bias_and_norms_may_start_from_the_frequencies_of_words(text_folder, layer):
+    changes = ["training.unigram_bias=true", "training.unigram_norms=0.3", f"layer.name={layer}"]
     settings = small_settings(text_folder, *changes)
     _, vocabulary = build.corpus(settings)
-    bias = language_model(settings, vocabulary).layer.bias
-    seen = torch.tensor(vocabulary.counts).clamp(min=1)
-    torch.testing.assert_close(bias.detach().exp(), seen / seen.sum())
+    model = language_model(settings, vocabulary)
+    counts = torch.tensor(vocabulary.counts)
+    seen = counts.clamp(min=1)
+    torch.testing.assert_close(model.layer.bias.detach().exp(), seen / seen.sum())
+    norms = model.encoder.embedding.weight.detach().norm(dim=1)
+    torch.testing.assert_close(norms, 0.3 * torch.log1p(counts))
 
 
 def test_finished_run_without_its_checkpoint_is_not_trained_over(text_folder, run):

@@ -1,5 +1,7 @@
 """Encoder and layer together: the loss by hand, the tie, regularisers, adversarial loss."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,10 +25,11 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randint(V, (T, B)), torch.randint(V, (T, B))
 
 
-def test_the_loss_is_cross_entropy_and_two_regularisers_by_hand():
+def test_the_loss_is_cross_entropy_and_three_regularisers_by_hand():
     model, (ids, targets) = make({**OFF, "dropout_output": 0.5}), batch()
     torch.manual_seed(4)
-    loss = model.loss(ids, targets, ar_weight=2.0, tar_weight=1.0)
+    weights = {"ar_weight": 2.0, "tar_weight": 1.0, "norm_weight": 3.0, "norm_target": 1.5}
+    loss = model.loss(ids, targets, **weights)
     torch.manual_seed(4)
     output, raw, _ = model.encoder(ids)
     assert not torch.equal(output, raw)
@@ -36,7 +39,9 @@ def test_the_loss_is_cross_entropy_and_two_regularisers_by_hand():
     steps = (raw[1:] - raw[:-1]).flatten()
     slow = sum(x.item() ** 2 for x in steps) / ((T - 1) * B * d)
     assert loss.nll.item() == pytest.approx(nll.item(), abs=1e-10)  # reported without the others
-    assert loss.total.item() == pytest.approx(nll.item() + 2 * small + slow, abs=1e-10)
+    norms = [math.hypot(*row) for row in model.encoder.embedding.weight.tolist()]
+    far = math.dist(norms, [1.5] * V)
+    assert loss.total.item() == pytest.approx(nll.item() + 2 * small + slow + 3 * far, abs=1e-10)
 
 
 def test_one_step_changes_by_nothing_and_not_by_nan():

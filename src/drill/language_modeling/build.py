@@ -4,7 +4,7 @@ ids, vocabulary = corpus(settings)
 model = language_model(settings, vocabulary)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -140,7 +140,20 @@ def _model(
             encoder_module = encoder_class(embedding, **encoder)
         layer = build_layer(settings.layer, embedding, encoder_module.output_widths, counts)
         init_bias(layer, settings, counts)
+        if scale := settings.training["unigram_norms"]:
+            _init_norms(embedding, counts(), scale)
         return LanguageModel(encoder_module, layer)
+
+
+@torch.no_grad()
+def _init_norms(
+    embedding: nn.Embedding | LabelSource, counts: Sequence[float], scale: float
+) -> None:
+    """Norms of the rows of E that grow with frequency (Herold, Gao & Ney, WMT 2018)."""
+    if not isinstance(embedding, nn.Embedding):
+        raise ValueError("unigram_norms is for labels.source table; leave it out")
+    E = embedding.weight
+    E.mul_(scale * torch.log1p(E.new_tensor(counts))[:, None] / E.norm(dim=1, keepdim=True))
 
 
 def finetune_settings(run: Path | str) -> Settings:

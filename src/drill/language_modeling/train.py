@@ -37,7 +37,7 @@ from drill.training.run.folder import RunFolder
 
 REGULARISERS = (  # options of the loss
     *("ar_weight", "tar_weight", "adversarial", "state_reset"),
-    *("augmented", "augmented_temperature"),
+    *("augmented", "augmented_temperature", "norm_weight", "norm_target"),
 )
 READ_AT_ONCE = 512  # rows that a GPU evaluates at a time; the result does not depend on it
 

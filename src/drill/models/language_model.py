@@ -52,6 +52,8 @@ class LanguageModel(nn.Module):
         adversarial: float = 0.0,
         augmented: float = 0.0,
         augmented_temperature: float = 10.0,
+        norm_weight: float = 0.0,
+        norm_target: float = 2.0,
         state_reset: float = 0.0,
         **options: Any,
     ) -> Loss:
@@ -67,6 +69,9 @@ class LanguageModel(nn.Module):
                 ``total``, not in ``nll``.
             augmented: weight of ``augmented_loss`` with the encoder's embedding.
             augmented_temperature: of that loss.
+            norm_weight: of the regulariser of Herold, Gao & Ney (WMT 2018), the distance of the
+                norms of all rows of E from ``norm_target``: sqrt(sum_v (norm(E_v) - target)^2).
+            norm_target: the norm of that regulariser.
             state_reset: probability that a sequence starts from the initial state, not ``state``.
             options: for ``layer.nll``; ``check=False`` avoids waiting for a GPU.
 
@@ -85,6 +90,9 @@ class LanguageModel(nn.Module):
             log_probs = self.layer.log_probs(encoded.output)
             E = label_vectors(self.encoder.embedding)
             total = total + augmented * augmented_loss(log_probs, targets, E, augmented_temperature)
+        if norm_weight != 0.0:
+            norms = label_vectors(self.encoder.embedding).norm(dim=1)
+            total = total + norm_weight * (norms - norm_target).norm()
         if ar_weight != 0.0:
             total = total + ar_weight * upcast(encoded.output).square().mean()
         if tar_weight != 0.0 and encoded.raw.shape[0] > 1:  # the mean over no changes is NaN

@@ -65,6 +65,9 @@ class LanguageModelOptions(TrainingOptions):
     adversarial: float = 0.0  # lower the logits of targets by epsilon * |w_y| * |h| in training
     augmented: float = 0.0  # weight of the loss against words like the target
     augmented_temperature: float = 10.0  # of both distributions of that loss
+    unigram_norms: float = 0.0  # start the norms of E at this times log(1 + count); 0: as they are
+    norm_weight: float = 0.0  # weight of the distance of the norms of E from norm_target
+    norm_target: float = 2.0
     state_reset: float = 0.0  # probability that a stream starts a segment from the initial state
     untie_at: float | None = None  # share of the run after which the layer is a free matrix
     fsdp: bool = False  # shard a Transformer over the processes (FSDP2); else each has it whole
@@ -78,7 +81,8 @@ class LanguageModelOptions(TrainingOptions):
         self._check(counts, "at least 1", lambda n: n >= 1)
         self._check("length_seed", A_SEED, lambda n: 0 <= n < 2**32)
         self._check("adversarial state_reset", "in [0, 1)", lambda x: 0.0 <= x < 1.0)
-        self._check("augmented", "at least 0", lambda x: x >= 0.0)
+        wanted = "augmented unigram_norms norm_weight norm_target"
+        self._check(wanted, "at least 0", lambda x: x >= 0.0)
         self._check("augmented_temperature", "above 0", lambda x: x > 0.0)
         self._check("untie_at", "in (0, 1)", lambda x: 0.0 < x < 1.0)
 
