@@ -32,6 +32,7 @@ from drill.layers.wrappers.pointwise import PointwiseLayer
 from tests.kernels.recorders import Allocations
 from tests.layers.table import (
     CASES,
+    COUNTS,
     ONE_EACH,
     WRAPPERS,
     V,
@@ -217,6 +218,23 @@ def test_a_batch_without_targets_has_zero_loss_and_gradients(
     loss = layer.nll(hidden, targets, label_smoothing=smoothing, impl=impl)
     assert loss.item() == 0
     assert not any(grad.any() for grad in gradients(loss, layer, hidden).values())
+
+
+@every_case
+def test_a_bias_of_counts_starts_at_the_frequencies(name):
+    layer = make(name)
+    if matrix_of(layer).bias is None:
+        with pytest.raises(ValueError, match="bias"):
+            layer.init_bias(COUNTS)
+        return
+    for parameter in layer.parameters():
+        parameter.data.zero_()
+    layer.init_bias(COUNTS)
+    seen = torch.tensor(COUNTS).clamp(min=1)
+    probs = layer.log_probs(torch.zeros(layer.hidden_size)).exp()
+    torch.testing.assert_close(probs, seen / seen.sum())
+    with pytest.raises(ValueError, match="counts"):
+        layer.init_bias(COUNTS[1:])
 
 
 @every_case

@@ -44,18 +44,6 @@ def set_map(layer: OutputLayer, U: Tensor, bias: float | Tensor | None = None) -
 # -- one layer is another -----------------------------------------------------------------------
 
 
-def test_where_the_hidden_state_is_zero_a_bias_of_counts_gives_the_frequencies(embedding):
-    counts, layer = torch.arange(50), DeepResidual(embedding, depth=2)
-    layer.init_bias(counts)
-    probs = layer.log_probs(torch.zeros(8)).exp()
-    assert probs[1:].tolist() == pytest.approx((counts[1:] / (counts.sum() + 1)).tolist())
-    assert probs[0] == probs[1]  # a label without a count is taken for one with a count of 1
-    with pytest.raises(ValueError, match="counts"):
-        layer.init_bias(counts[1:])
-    with pytest.raises(ValueError, match="bias"):
-        TiedSoftmax(embedding, bias=False).init_bias(counts)
-
-
 def test_depth_zero_is_weight_tying(embedding):
     deep, tied = DeepResidual(embedding, depth=0), TiedSoftmax(embedding)
     hidden = torch.randn(6, 8)

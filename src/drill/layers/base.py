@@ -190,6 +190,17 @@ class OutputLayer(nn.Module, abc.ABC):
         """nll and nll' of ``adversarial_nll``, each (...), of checked inputs."""
 
     @abc.abstractmethod
+    def init_bias(self, counts: Tensor | Sequence[float]) -> None:
+        """Start at the frequencies of the labels (Meister et al., ACL 2023).
+
+        Sets the output bias so that a hidden state of zeros gives label y the probability
+        count_y / sum(counts).
+
+        Args:
+            counts: (V,), of each label in the training text; 0 is taken for 1.
+        """
+
+    @abc.abstractmethod
     def fold(self) -> nn.Linear:
         """Turn the trained layer into a plain linear one; NotFoldable if that cannot be.
 
@@ -343,11 +354,6 @@ class MatrixLayer(OutputLayer):
 
     @torch.no_grad()
     def init_bias(self, counts: Tensor | Sequence[float]) -> None:
-        """Start b at the log frequencies of the labels (Meister et al., ACL 2023).
-
-        Args:
-            counts: (V,), of each label in the training text; 0 is taken for 1.
-        """
         name = type(self).__name__
         if self.bias is None:
             raise ValueError(f"{name}: init_bias needs bias=True")

@@ -46,8 +46,11 @@ def build_layer(
 
 
 def init_bias(layer: OutputLayer, settings: Settings, counts: Callable[[], list[int]]) -> None:
-    if settings.training["unigram_bias"]:
-        layer.matrix.init_bias(counts())
+    if not settings.training["unigram_bias"]:
+        return
+    if layer.matrix.bias is None:
+        raise SettingsError("is for a layer with a bias; leave it out", key="training.unigram_bias")
+    layer.init_bias(counts())
 
 
 def build_optimizer(settings: Settings) -> ScheduledOptimizer:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,16 +89,26 @@ class AdaptiveSoftmax(WrappingLayer):
             self.label_maps.append(B)
         self._cache: LabelCache[tuple[Tensor, list[ClusterSoftmax]]] = LabelCache()
 
+    @torch.no_grad()
+    def init_bias(self, counts: Tensor | Sequence[float]) -> None:
+        super().init_bias(counts)
+        _, *tails = self.ranking.by_rank(cast(Tensor, self.bias)).split(self.sizes)
+        self.cluster_bias.copy_(torch.stack([b.logsumexp(0) for b in tails]))
+
     # -- the hierarchy ----------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many labels the head and each cluster have."""
+        return [end - start for start, end in pairwise((0, *self.cutoffs, self.vocabulary_size))]
 
     def softmaxes(self, weight: Tensor) -> list[ClusterSoftmax]:
         """The head, then the clusters, from all encoded labels (V, k)."""
         V = weight.shape[0]
         self.ranking.check(V)
         bias = self.cluster_bias.new_zeros(V) if self.layer.bias is None else self.layer.bias
-        sizes = [end - start for start, end in pairwise((0, *self.cutoffs, V))]
-        W, *W_tail = self.ranking.by_rank(weight).split(sizes)
-        b, *b_tail = self.ranking.by_rank(bias).split(sizes)
+        W, *W_tail = self.ranking.by_rank(weight).split(self.sizes)
+        b, *b_tail = self.ranking.by_rank(bias).split(self.sizes)
         b_cluster: Tensor = self.cluster_bias
         if self.layer.bias is not None:
             # A cluster whose labels are all masked has no softmax: the head masks it as a whole.

@@ -62,6 +62,9 @@ class WrappingLayer(OutputLayer):
         """g_in: the wrapped layer's contexts, (..., d_h) -> (..., k)."""
         return self.layer.context(hidden)
 
+    def init_bias(self, counts: Tensor | Sequence[float]) -> None:
+        self.layer.init_bias(counts)
+
     @property
     def weight(self) -> Tensor:
         raise NotFoldable(

@@ -9,6 +9,8 @@ one pass over the logits. f is increasing, so the labels keep their order.
 
 import abc
 import math
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,16 @@ class PointwiseLayer(ScoreLayer):
     @abc.abstractmethod
     def transform(self, logits: Tensor) -> Tensor:
         """f, elementwise and increasing; finite logits in at least float32."""
+
+    def inverse(self, scores: Tensor) -> Tensor:
+        """z with f(z) = ``scores`` or those shifted, before training; the identity by default."""
+        return scores
+
+    @torch.no_grad()
+    def init_bias(self, counts: Tensor | Sequence[float]) -> None:
+        super().init_bias(counts)
+        bias = cast(Tensor, self.bias)
+        bias.copy_(self.inverse(bias))
 
     def inputs(self, hidden: Tensor) -> tuple[Tensor]:
         return (self.layer.context(hidden),)
@@ -70,6 +82,11 @@ class SigSoftmax(PointwiseLayer):
     def transform(self, logits: Tensor) -> Tensor:
         return logits + F.logsigmoid(logits)
 
+    def inverse(self, scores: Tensor) -> Tensor:
+        # exp(z)^2 / (1 + exp(z)) = exp(score), solved for exp(z) and divided by exp(score / 2).
+        root = (scores / 2).exp()
+        return scores / 2 + ((root + (root.square() + 4).sqrt()) / 2).log()
+
 
 class SoftcappedSoftmax(PointwiseLayer):
     """p(y | h) = softmax(c tanh(z / c)): logits stay within +-c.
@@ -88,6 +105,11 @@ class SoftcappedSoftmax(PointwiseLayer):
 
     def transform(self, logits: Tensor) -> Tensor:
         return self.cap * torch.tanh(logits / self.cap)
+
+    def inverse(self, scores: Tensor) -> Tensor:
+        """Of centred scores; as near as the cap allows."""
+        share = (scores - (scores.max() + scores.min()) / 2) / self.cap
+        return self.cap * torch.atanh(share.clamp(-0.999, 0.999))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, cap={self.cap}"
