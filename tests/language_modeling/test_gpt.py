@@ -184,12 +184,14 @@ def test_generation_with_a_cache_is_that_without(run, monkeypatch):
     assert run.generate("boat, is", **options) == cached
 
 
-def test_run_that_was_untied_is_loaded(cli_output, workspace):
+def test_run_that_was_untied_is_loaded_and_starts_no_other(cli_output, cli_error, workspace):
     words = ("train", "gpt.toml", "--name", "untied", "--device", "cpu")
     cli_output(*words, "--set", "training.untie_at=0.7")
     found = load("runs/untied", device="cpu")
     assert type(found.model.layer).__name__ == "FullSoftmax"
     assert found.perplexity().loss == pytest.approx(found.folder.rows()[-1]["test_loss"], rel=1e-6)
+    words = ("train", "gpt.toml", "--name", "more", "--device", "cpu")
+    cli_error(*words, "--set", "init_from=runs/untied", key="untie_at")
 
 
 @pytest.mark.parametrize(("name", "millions"), [("gpt-drill", 14), ("gpt-medium-drill", 50)])

@@ -326,16 +326,32 @@ def test_what_fsdp_cannot_do_raises(changes):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "key"),
+    ("tables", "key"),
     [
-        ({"name": "nt-asgd"}, "optimizer.name"),
-        ({"name": "sgd", "average_from": 0.4}, "average_from"),
-        ({"name": "sgd", "average_from": 0.6, "average_patience": 2}, "average_patience"),
+        ({"optimizer": {"name": "nt-asgd"}}, "optimizer.name"),
+        ({"optimizer": {"name": "sgd", "average_from": 0.4}}, "average_from"),
+        (
+            {"optimizer": {"name": "sgd", "average_from": 0.6, "average_patience": 2}},
+            "average_patience",
+        ),
+        ({"optimizer": {"name": "sgd"}, "layer": {"name": "full"}}, "FullSoftmax"),
     ],
 )
-def test_untying_after_averaging_may_have_begun_raises(optimizer, key):
+def test_what_cannot_untie_raises(tables, key):
     with pytest.raises(SettingsError, match=rf"\[training\]: untie_at .*{key}"):
-        dry_run(resolve_settings({"optimizer": optimizer, "training": {"untie_at": 0.5}}))
+        dry_run(resolve_settings({"training": {"untie_at": 0.5}, **tables}))
+
+
+@pytest.mark.parametrize(
+    ("tables", "start"),
+    [
+        ({"layer": {"bias": False}}, {"unigram_bias": True}),
+        ({"labels": {"source": "characters"}}, {"unigram_norms": 0.2}),
+    ],
+)
+def test_what_cannot_start_from_frequencies_raises(tables, start):
+    with pytest.raises(SettingsError, match=next(iter(start))):
+        dry_run(resolve_settings({"training": start, **tables}))
 
 
 @pytest.mark.slow

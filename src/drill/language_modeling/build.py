@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drill.data import Ids, Vocabulary, WordFeatures, WordNet, cache_folder, read_corpus
 from drill.data.catalog import check_corpus
@@ -84,6 +84,8 @@ def dry_run(settings: Settings, begun: bool = False) -> None:
         WordNet()  # raises DataError if it is missing
     if settings.labels["source"] != "table" and settings.data["tokenizer"] != WORDS:
         raise SettingsError("is for words, not subwords", key="labels.source")
+    if settings.init_from is not None and not begun:
+        _check_tied(RunFolder(settings.init_from))
     with meta_init():
         embedding = nn.Embedding(STAND_IN, settings.encoder["embedding_dim"])
         model = _model(settings, embedding, lambda: [1] * STAND_IN)
@@ -105,6 +107,8 @@ def _check_training(settings: Settings, model: LanguageModel) -> None:
         check_value(bptt <= longest, "bptt", f"at most encoder.context_length {longest}", bptt)
         if training["state_reset"] != 0.0:
             raise ValueError("state_reset is for encoders that carry a state; leave it at 0")
+    if training["unigram_norms"] and settings.labels["source"] != "table":
+        raise ValueError("unigram_norms is for labels.source table; leave it out")
     if training["fsdp"]:
         if encoder.carries_state:
             raise ValueError("fsdp is for encoder.name hf; leave it out")
@@ -141,19 +145,23 @@ def _model(
         layer = build_layer(settings.layer, embedding, encoder_module.output_widths, counts)
         init_bias(layer, settings, counts)
         if scale := settings.training["unigram_norms"]:
-            _init_norms(embedding, counts(), scale)
+            _init_norms(layer.matrix.label_weight, counts(), scale)
         return LanguageModel(encoder_module, layer)
 
 
 @torch.no_grad()
-def _init_norms(
-    embedding: nn.Embedding | LabelSource, counts: Sequence[float], scale: float
-) -> None:
+def _init_norms(E: Tensor, counts: Sequence[float], scale: float) -> None:
     """Norms of the rows of E that grow with frequency (Herold, Gao & Ney, WMT 2018)."""
-    if not isinstance(embedding, nn.Embedding):
-        raise ValueError("unigram_norms is for labels.source table; leave it out")
-    E = embedding.weight
-    E.mul_(scale * torch.log1p(E.new_tensor(counts))[:, None] / E.norm(dim=1, keepdim=True))
+    seen = E.new_tensor(counts).clamp(min=1)
+    E.mul_(scale * torch.log1p(seen)[:, None] / E.norm(dim=1, keepdim=True))
+
+
+def _check_tied(folder: RunFolder) -> None:
+    if settings_of(folder).training["untie_at"] is not None:
+        raise SettingsError(
+            f"{folder.path}: ends with a matrix of its own (training.untie_at), from which no "
+            "other run starts; use a run without it"
+        )
 
 
 def finetune_settings(run: Path | str) -> Settings:
@@ -170,11 +178,7 @@ def finetune_settings(run: Path | str) -> Settings:
             f"with a larger training.epochs, or on another text with drill train {folder.recipe} "
             f"--name NAME --set init_from={folder.path} --set data.corpus=FOLDER"
         )
-    if settings.training["untie_at"] is not None:
-        raise SettingsError(
-            f"{folder.path}: ends with a matrix of its own (training.untie_at), which finetuning "
-            "does not continue; finetune a run without it"
-        )
+    _check_tied(folder)
     if settings.optimizer[NAME] in ("adamw", "muon"):
         raise SettingsError(
             f"{folder.path}: was trained with {settings.optimizer[NAME]}, whose rate does not fit "

@@ -70,7 +70,8 @@ class LanguageModel(nn.Module):
             augmented: weight of ``augmented_loss`` with the encoder's embedding.
             augmented_temperature: of that loss.
             norm_weight: of the regulariser of Herold, Gao & Ney (WMT 2018), the distance of the
-                norms of all rows of E from ``norm_target``: sqrt(sum_v (norm(E_v) - target)^2).
+                norms of the layer's label vectors from ``norm_target``:
+                sqrt(sum_v (norm(E_v) - target)^2).
             norm_target: the norm of that regulariser.
             state_reset: probability that a sequence starts from the initial state, not ``state``.
             options: for ``layer.nll``; ``check=False`` avoids waiting for a GPU.
@@ -91,7 +92,7 @@ class LanguageModel(nn.Module):
             E = label_vectors(self.encoder.embedding)
             total = total + augmented * augmented_loss(log_probs, targets, E, augmented_temperature)
         if norm_weight != 0.0:
-            norms = label_vectors(self.encoder.embedding).norm(dim=1)
+            norms = self.layer.matrix.label_weight.norm(dim=1)
             total = total + norm_weight * (norms - norm_target).norm()
         if ar_weight != 0.0:
             total = total + ar_weight * upcast(encoded.output).square().mean()
