@@ -1,7 +1,5 @@
 """What a computation does: the matrix products it makes, the memory it allocates."""
 
-import math
-
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -15,10 +13,6 @@ class Products(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
-
-    @property
-    def multiplications(self) -> int:
-        return sum(map(math.prod, self.shapes))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):

@@ -90,12 +90,6 @@ def test_stalled_kernel_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch
     assert differences(run_state(tmp_path), uninterrupted_run(small_run, "deep-residual")) == []
 
 
-def fill_the_disk(patch: pytest.MonkeyPatch, count: int) -> None:
-    """No file can be written from the ``count``-th checkpoint on."""
-    fill = partial(patch.setattr, os, "fsync", disk_full)
-    patch.setattr(checkpoint, "atomic_write", acting(checkpoint.atomic_write, count, fill))
-
-
 @pytest.mark.parametrize(
     ("count", "file", "step"),
     [(1, "last", None), (5, "last", 4), (11, "best", 10), (12, "last", 10), (13, "last", 11)],
@@ -106,7 +100,8 @@ def test_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     """Epoch 1 has 11 steps: the 11th file is the best weights, the next their checkpoint."""
     folder = RunFolder(tmp_path)
     with monkeypatch.context() as patch:
-        fill_the_disk(patch, count)
+        fill = partial(patch.setattr, os, "fsync", disk_full)  # from that checkpoint on
+        patch.setattr(checkpoint, "atomic_write", acting(checkpoint.atomic_write, count, fill))
         with pytest.raises(WriteError, match="No space left on device") as caught:
             small_run(folder.path, "deep-residual", checkpoint_seconds=0.0)
     assert f"{getattr(folder, file)}: cannot be written" in str(caught.value)

@@ -84,16 +84,12 @@ def test_a_map_of_logits_becomes_the_identity(embedding, head):
     torch.testing.assert_close(layer.log_probs(hidden), tied.log_probs(hidden))
 
 
-def mapped_softmax(layer: OutputLayer, linear: nn.Linear, hidden: Tensor) -> Tensor:
-    return layer.log_probs(torch.tanh(linear(hidden)))
-
-
 def test_mixtape_of_equal_experts_or_of_one_is_one_softmax(embedding):
     tied = TiedSoftmax(embedding).double()
     layer = Mixtape(tied, experts=4, init_range=1.0, gates=20).double()
     hidden, first = torch.randn(6, 8, dtype=torch.float64), nn.Linear(8, 8).double()
     first.weight.data, first.bias.data = layer.latent.weight[:8], layer.latent.bias[:8]
-    truth = mapped_softmax(tied, first, hidden)
+    truth = tied.log_probs(torch.tanh(first(hidden)))
     assert not torch.allclose(layer.log_probs(hidden), truth)
     layer.gate_bias.data.fill_(99.0)  # all gates open to the left: the first expert
     torch.testing.assert_close(layer.log_probs(hidden), truth)
@@ -111,7 +107,7 @@ def test_direct_output_of_the_last_state_is_a_mixture(embedding):
     hidden = torch.randn(6, 13)
     assert torch.equal(doc.log_probs(hidden), mixture.log_probs(hidden[:, 5:]))
     one = DirectOutputConnection(tied, [1])
-    truth = mapped_softmax(tied, one.latents["0"], hidden[:, 5:])
+    truth = tied.log_probs(torch.tanh(one.latents["0"](hidden[:, 5:])))
     torch.testing.assert_close(one.log_probs(hidden[:, 5:]), truth)
 
 

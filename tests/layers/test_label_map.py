@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from drill.layers.checks import hooked
 from drill.layers.label_map import LabelMap
 
 V, D_IN, D_OUT = 30, 8, 5
@@ -40,13 +39,3 @@ def test_only_a_linear_part_that_has_to_be_called_reads_dropped_labels(kind, mon
         assert not seen  # V rows would be masked
     else:
         assert torch.equal(seen[0], (X * mask).to(dtype))
-
-
-@pytest.mark.parametrize("of", ["forward_hook", "forward_pre_hook", "full_backward_hook",
-                                "full_backward_pre_hook"])  # fmt: skip
-def test_a_hook_has_to_be_called(of):
-    linear = nn.Linear(2, 2)
-    hook = getattr(linear, f"register_{of}")(lambda *_: None)
-    assert hooked(linear)
-    hook.remove()
-    assert not hooked(linear)

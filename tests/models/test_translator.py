@@ -53,13 +53,6 @@ def test_the_loss_never_asks_for_logits(monkeypatch):
     model.loss(*rows).backward()
 
 
-def test_calling_the_model_is_its_loss_and_options_reach_the_layer():
-    model, rows = make(), batch()
-    tokens = int((rows[2] != PAD).sum())
-    summed = model(*rows, label_smoothing=0.2, reduction="sum", impl="reference")
-    torch.testing.assert_close(summed / tokens, model.loss(*rows, label_smoothing=0.2))
-
-
 def test_a_locked_dropout_of_the_layer_is_shared_over_time_not_over_sentences(calls_of):
     model = make(lambda e: MixtureOfSoftmaxes(TiedSoftmax(e), 2, dropout=0.5))
     calls = calls_of(model.layer, "expert_contexts")

@@ -12,7 +12,6 @@ from drill.report.analysis.paired_bootstrap import (
     loss_difference,
     paired_bootstrap,
 )
-from drill.report.analysis.word_accuracy import matched_words
 from drill.translation.bleu import corpus_scores
 
 
@@ -68,8 +67,3 @@ def test_bleu_of_summed_statistics_is_that_of_the_text():
     found = paired_bootstrap(both, bleu_difference, samples=50)
     assert found.difference == pytest.approx(100.0 - expected)
     assert found.higher == 1.0
-
-
-def test_a_word_is_matched_as_often_as_both_have_it_in_a_line():
-    found = matched_words([["a", "a", "b"], ["c"]], [["a", "c"], ["c", "c"]])
-    assert found == {"a": 1, "c": 1}

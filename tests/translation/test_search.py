@@ -74,10 +74,6 @@ def log_probs(model: Translator, source: list[int], rows: list[tuple[int, ...]])
     return log_p.gather(-1, target_out[..., None]).sum((1, 2)).tolist()
 
 
-def log_prob(model: Translator, source: list[int], ids: tuple[int, ...]) -> float:
-    return log_probs(model, source, [ids])[0]
-
-
 def penalised(value: float, length: int, alpha: float) -> float:
     return value / ((5 + length) / 6) ** alpha
 
@@ -338,7 +334,7 @@ def test_sample_has_the_log_probability_of_the_model():
     found = sample(model, SOURCES, replace(SHORT, n_best=4, temperature=2.0, top_k=3, seed=1))
     for source, hypotheses in zip(SOURCES, found, strict=True):
         for each in hypotheses:
-            assert each.log_prob == pytest.approx(log_prob(model, source, each.ids), abs=1e-10)
+            assert [each.log_prob] == pytest.approx(log_probs(model, source, [each.ids]), abs=1e-10)
             assert each.score == each.log_prob
 
 

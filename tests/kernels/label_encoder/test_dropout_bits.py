@@ -24,14 +24,6 @@ def drawn(labels: int, width: int, depth: int, dropout: float, device: str) -> T
     return as_masks(kept, width)
 
 
-def test_bits_of_eight_columns_lie_side_by_side():
-    bits = torch.tensor([[[0b10000001, 0b11111110]], [[0, 1]]], dtype=torch.uint8)
-    masks = as_masks(KeptBits(bits, dropped=3 * DRAWS // 4), width=10)
-    assert masks.shape == (2, 1, 10)
-    assert masks[0, 0].tolist() == [4.0, 0, 0, 0, 0, 0, 0, 4.0, 0, 4.0]
-    assert masks[1, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 4.0, 0]
-
-
 @pytest.mark.parametrize("dropout", [0.1, 0.6, 0.95])
 @triton_devices
 def test_the_share_and_the_scale_are_those_of_dropout(dropout, device):

@@ -14,13 +14,6 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("workspace")
 
 
-def test_all_rows_come_with_the_first_seed_and_stages_in_order(workspace):
-    plan = workspace.plan('stages = ["train", "cache"]' + PLAN)
-    runs = ("a-seed-1", "b-seed-1", "a-seed-2", "b-seed-2")
-    wanted = [f"{run} {stage}" for run in runs for stage in ("train", "cache")]
-    assert [str(job) for job in plan.jobs()] == wanted
-
-
 def test_some_rows_alone(workspace):
     plan = workspace.plan()
     assert [job.row.name for job in plan.only(["b"]).jobs()] == ["b", "b"]

@@ -81,14 +81,6 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(folder):
 # -- metrics --------------------------------------------------------------------------------------
 
 
-def test_rows_come_back_in_order_and_exactly(folder):
-    rows = [ROW, {**ROW, "epoch": 2, "valid_loss": 1e-320, "best": False, "train_loss": None}]
-    for row in rows:
-        folder.append(row)
-    assert folder.rows() == rows
-    assert RunFolder(folder.path).rows() == rows
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_are_strings_in_valid_json(folder, value):
     folder.append({**ROW, "valid_loss": value})
