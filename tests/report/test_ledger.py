@@ -40,7 +40,7 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
         "tokens_per_second": 74_002.0, "device": "NVIDIA H200", "commit": "abc1234",
         "torch": "2.11.0", "precision": "tf32", "recorded": "2026-11-15T09:30:00+00:00",
         "note": "first try", "evaluations": [], "extra": {"dynamic_test": 51.2},
-        "settings_digest": row.settings_digest, "fingerprint": row.fingerprint,
+        "fingerprint": row.fingerprint,
         "curve": [[1, 90.0, 89.97], [2, 60.5, 60.47], [3, 61.0, 60.97]],
         "validations": [[687, 90.0, 90.0, 12.5], [1374, 60.5, 90.0, 25.0],
                         [2061, 61.0, 90.0, 37.5]],

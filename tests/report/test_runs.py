@@ -144,20 +144,6 @@ def test_names_are_distinct(tmp_path, monkeypatch):
     assert read_run(".").name == "one"
 
 
-def test_runs_that_differ_by_seed_and_start_alone_have_equal_settings(tmp_path):
-    def digest(name, start, **options):
-        folder = write_run(tmp_path / name, **options)
-        recipe = folder / "recipe.toml"
-        recipe.write_text((f'init_from = "{start}"\n' if start else "") + recipe.read_text())
-        return read_run(folder).settings_digest
-
-    first = digest("a", None, seed=1)
-    assert first == digest("b", None, seed=2)
-    assert first != digest("c", None, options="dropout = 0.5\n")
-    tuned = digest("d", "runs/x", seed=1)
-    assert first != tuned == digest("e", "runs/y", seed=2)
-
-
 def test_the_last_evaluation_of_each_kind_split_and_setting_counts(folder):
     assert read_run(folder).evaluations == ()
     dynamic = {

@@ -18,27 +18,18 @@ TEXT_SUFFIXES = (".txt", "", ".txt.xz", ".txt.gz")
 
 @dataclass(frozen=True)
 class NamedCorpus:
-    """What ``corpora.toml`` says about a corpus.
+    """What ``corpora.toml`` says about a corpus."""
 
-    Attributes:
-        about: a description in one line.
-        packages: Python packages that contain or generate the text; it has no files then.
-        closed: see ``Corpus``.
-        md5: checksums of train, valid and test; without them any file is accepted.
-        urls: mirrors from which the files are downloaded.
-        train: of a parallel corpus, the files that are joined; likewise ``valid`` and ``test``.
-        origin: of a parallel corpus, where to get the files.
-    """
-
-    about: str
-    packages: Sequence[str] = ()
-    closed: bool = False
-    md5: Sequence[str] = ()
-    urls: Sequence[str] = ()
-    train: Sequence[str] = ()
+    about: str  # in one line
+    packages: Sequence[str] = ()  # that contain or generate the text; it has no files then
+    closed: bool = False  # see ``Corpus``
+    md5: Sequence[str] = ()  # of train, valid and test; without them any file is accepted
+    urls: Sequence[str] = ()  # mirrors
+    # Of a parallel corpus:
+    train: Sequence[str] = ()  # the files that are joined
     valid: Sequence[str] = ()
     test: Sequence[str] = ()
-    origin: str = ""
+    origin: str = ""  # where to get the files
 
 
 TABLES = tomllib.loads(resources.files("drill.data").joinpath("corpora.toml").read_text("utf-8"))

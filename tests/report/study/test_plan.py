@@ -53,6 +53,7 @@ def test_the_identity_of_settings_leaves_out_seeds_and_kernels():
     assert of("training.seed=3", "training.cuda_graphs=false", "encoder.impl=reference") == of()
     assert of("training.max_minutes=3") != of()
     assert of("data.corpus=elsewhere/text") == of()
+    assert of("init_from=runs/x") == of("init_from=runs/y") != of()
 
 
 @pytest.mark.parametrize(

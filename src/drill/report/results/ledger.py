@@ -37,7 +37,6 @@ class Row(RunFigures):
     precision: str | None
     recorded: str  # time of recording, ISO 8601
     note: str
-    settings_digest: str
     fingerprint: str
     evaluations: list[dict[str, Any]]  # of `drill evaluate`: dynamic, cache, words by frequency
     extra: dict[str, Any]  # further figures

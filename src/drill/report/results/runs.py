@@ -82,11 +82,6 @@ class RunSummary(RunFigures):
     remarks: tuple[str, ...]  # what was left out, and why
 
     @property
-    def settings_digest(self) -> str:
-        """Equal for runs that differ by their seed alone."""
-        return digest(same_but_seed(self.settings))
-
-    @property
     def changes(self) -> list[str] | None:
         """``optimizer.lr: 0.0007 -> 0.0005`` for every key that differs from the recipe.
 
@@ -206,12 +201,6 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
 SEED = "training.seed"
 NOT_A_CHANGE = ("recipe", SEED, "training.cuda_graphs", *FILES_ONLY)
 """Keys that do not change what is trained, or have a column of their own."""
-
-
-def same_but_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without the keys that may differ between seeds of one experiment."""
-    start = {"init_from": "init_from" in settings}  # each seed has its own
-    return without(without_removed(settings), (SEED, *FILES_ONLY)) | start
 
 
 def without(tables: Mapping[str, Any], keys: Sequence[str], prefix: str = "") -> dict[str, Any]:

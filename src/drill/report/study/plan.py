@@ -13,10 +13,17 @@ from typing import Any
 from drill.errors import SettingsError, nearest
 from drill.language_modeling.build import derive_finetune_settings
 from drill.recipes.reader import NAME, apply_overrides, parsed
-from drill.report.results.runs import digest, same_but_seed, without
+from drill.report.results.runs import SEED, digest, without
 from drill.report.tables.result_tables import paper_figures
 from drill.training.schema import with_defaults
-from drill.training.settings import KERNELS, TRANSLATION, Settings, recipe, resolve_settings
+from drill.training.settings import (
+    FILES_ONLY,
+    KERNELS,
+    TRANSLATION,
+    Settings,
+    recipe,
+    resolve_settings,
+)
 
 TRAIN, FINETUNE, DYNAMIC, CACHE, BLEU = "train", "finetune", "dynamic", "cache", "bleu"
 WORDS, ANALYSE = "words", "analyse"
@@ -129,7 +136,8 @@ def row_settings(row: PlanRow, seed: int, stage: str = TRAIN) -> Settings:
 
 def identity(settings: Settings) -> str:
     """Equal for runs of one experiment: seeds, kernels and where the text is may differ."""
-    tables = without(same_but_seed(settings.to_dict()), ("recipe", *KERNELS))
+    tables = without(settings.to_dict(), ("recipe", SEED, *FILES_ONLY, *KERNELS))
+    tables["init_from"] = settings.init_from is not None  # each seed has its own
     tables["data"]["corpus"] = Path(tables["data"]["corpus"]).name
     return digest(tables)
 
