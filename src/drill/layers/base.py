@@ -72,13 +72,18 @@ class OutputLayer(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def vocabulary_size(self) -> int:
-        """V, the number of labels."""
-
-    @property
-    @abc.abstractmethod
     def matrix(self) -> "MatrixLayer":
         """The layer with the label matrix: this one, or the one that it wraps."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the number of labels."""
+        return label_count(self.matrix.embedding)
+
+    @property
+    def label_weight(self) -> Tensor:
+        """E, (V, d): the Parameter of an embedding, or what a label source computes."""
+        return label_vectors(self.matrix.embedding)
 
     @abc.abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -189,7 +194,6 @@ class OutputLayer(nn.Module, abc.ABC):
     ) -> tuple[Tensor, Tensor]:
         """nll and nll' of ``adversarial_nll``, each (...), of checked inputs."""
 
-    @abc.abstractmethod
     def init_bias(self, counts: Tensor | Sequence[float]) -> None:
         """Start at the frequencies of the labels (Meister et al., ACL 2023).
 
@@ -199,6 +203,7 @@ class OutputLayer(nn.Module, abc.ABC):
         Args:
             counts: (V,), of each label in the training text; 0 is taken for 1.
         """
+        self.matrix.init_bias(counts)
 
     @abc.abstractmethod
     def fold(self) -> nn.Linear:
@@ -217,21 +222,21 @@ class OutputLayer(nn.Module, abc.ABC):
             vectors: of the new labels, a row each; the mean of the old ones by default.
         """
 
-    @abc.abstractmethod
     def cached_labels(self) -> AbstractContextManager[None]:
         """Encode labels once, for evaluation.
 
         Returns:
             A context manager; in its block a changed parameter raises.
         """
+        return self.matrix.cached_labels()
 
-    @abc.abstractmethod
     def shared_labels(self) -> AbstractContextManager[None]:
-        """Encode labels once for several micro-batches, with one backward of it.
+        """Encode all labels once for several micro-batches, with one backward of it.
 
         Returns:
             A context manager for the micro-batches of one step.
         """
+        return self.matrix.shared_labels()
 
     def kernel_summary(self, tokens: int) -> list[str]:
         """Which kernels train on this many tokens, and why; one line per part with a choice."""
@@ -305,17 +310,8 @@ class MatrixLayer(OutputLayer):
     # -- the same for all ---------------------------------------------------------------------
 
     @property
-    def vocabulary_size(self) -> int:
-        return label_count(self.embedding)
-
-    @property
     def matrix(self) -> "MatrixLayer":
         return self
-
-    @property
-    def label_weight(self) -> Tensor:
-        """E, (V, d): the Parameter of an embedding, or what a label source computes."""
-        return label_vectors(self.embedding)
 
     @property
     def weight(self) -> Tensor:

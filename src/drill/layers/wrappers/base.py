@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
@@ -37,17 +36,8 @@ class WrappingLayer(OutputLayer):
         self.hidden_size = layer.hidden_size
 
     @property
-    def vocabulary_size(self) -> int:
-        return self.layer.vocabulary_size
-
-    @property
     def matrix(self) -> MatrixLayer:
         return self.layer
-
-    @property
-    def label_weight(self) -> Tensor:
-        """E, (V, d): the wrapped layer's."""
-        return self.layer.label_weight
 
     @property
     def bias(self) -> nn.Parameter | None:
@@ -62,9 +52,6 @@ class WrappingLayer(OutputLayer):
         """g_in: the wrapped layer's contexts, (..., d_h) -> (..., k)."""
         return self.layer.context(hidden)
 
-    def init_bias(self, counts: Tensor | Sequence[float]) -> None:
-        self.layer.init_bias(counts)
-
     @property
     def weight(self) -> Tensor:
         raise NotFoldable(
@@ -77,13 +64,6 @@ class WrappingLayer(OutputLayer):
             f"{type(self).__name__} equals no nn.Linear; in eval mode without gradients its labels "
             "are encoded once"
         )
-
-    def cached_labels(self) -> AbstractContextManager[None]:
-        return self.layer.cached_labels()
-
-    def shared_labels(self) -> AbstractContextManager[None]:
-        """As the wrapped layer's: encodes all V labels, also for a sampled softmax."""
-        return self.layer.shared_labels()
 
     def resize(self, new_size: int, vectors: Tensor | None = None) -> None:
         """As the wrapped layer's; new labels get the last frequency ranks."""
