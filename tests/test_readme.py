@@ -71,5 +71,5 @@ def test_the_spread_of_the_demo_is_that_of_the_ledger():
     for recipe, spread, printed in zip(RECIPES, FIVE_SEEDS, shown.groups(), strict=True):
         tests = [row.test for row in rows if row.recipe == recipe]
         assert len(tests) == 5
-        assert (round(mean(tests), 1), round(stdev(tests), 1)) == spread
-        assert printed == "{} ± {}".format(*spread)
+        assert (round(mean(tests), 2), round(stdev(tests), 2)) == spread
+        assert printed == "{:.1f} ± {:.1f}".format(*spread)

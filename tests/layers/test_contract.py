@@ -228,7 +228,7 @@ def test_a_bias_of_counts_starts_at_the_frequencies(name):
             layer.init_bias(COUNTS)
         return
     for parameter in layer.parameters():
-        parameter.data.zero_()
+        parameter.data.zero_()  # contexts of some layers are not zero otherwise
     layer.init_bias(COUNTS)
     seen = torch.tensor(COUNTS).clamp(min=1)
     probs = layer.log_probs(torch.zeros(layer.hidden_size)).exp()

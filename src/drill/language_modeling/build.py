@@ -33,7 +33,7 @@ from drill.training.optim import OPTIMIZERS, RunScheduled
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import with_text
 from drill.training.run.weights import settings_of
-from drill.training.settings import TRANSLATION, Settings
+from drill.training.settings import LANGUAGE_MODEL, TRANSLATION, Settings
 
 FINETUNE_LENGTH_SEED = 331  # of the published finetuning, whatever the seed of the run
 FINETUNE_LENGTH_MARGIN = 10  # how far beyond bptt its segments may be
@@ -119,6 +119,9 @@ def _check_training(settings: Settings, model: LanguageModel) -> None:
             raise ValueError("fsdp is for optimizer.name adamw or muon, without average_from")
     if training["untie_at"] is not None:
         check_untie(model.layer)
+        if model.layer.matrix.embedding is not encoder.embedding:
+            name = type(model.layer).__name__
+            raise ValueError(f"untie_at is of no use to {name}, which is untied; leave it out")
         if not issubclass(OPTIMIZERS[settings.optimizer[NAME]], RunScheduled):
             raise ValueError(
                 "untie_at is for optimizer.name adamw, muon or sgd, not for "
@@ -157,7 +160,7 @@ def _init_norms(E: Tensor, counts: Sequence[float], scale: float) -> None:
 
 
 def _check_tied(folder: RunFolder) -> None:
-    if settings_of(folder).training["untie_at"] is not None:
+    if settings_of(folder, LANGUAGE_MODEL).training["untie_at"] is not None:
         raise SettingsError(
             f"{folder.path}: ends with a matrix of its own (training.untie_at), from which no "
             "other run starts; use a run without it"

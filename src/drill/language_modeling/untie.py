@@ -11,11 +11,10 @@ from drill.layers import FullSoftmax, MatrixLayer, OutputLayer
 
 def check_untie(layer: OutputLayer) -> None:
     """Raise ValueError for a layer that no matrix continues."""
-    plain = isinstance(layer, MatrixLayer) and type(layer).context is MatrixLayer.context
-    if not plain or isinstance(layer, FullSoftmax):
+    if not isinstance(layer, MatrixLayer) or type(layer).context is not MatrixLayer.context:
         raise ValueError(
-            "untie_at is for layers of one shared matrix that read the hidden state as it is, "
-            f"not for {type(layer).__name__}; leave it out"
+            "untie_at is for layers of one matrix that read the hidden state as it is, not for "
+            f"{type(layer).__name__}; leave it out"
         )
 
 

@@ -197,8 +197,8 @@ class OutputLayer(nn.Module, abc.ABC):
     def init_bias(self, counts: Tensor | Sequence[float]) -> None:
         """Start at the frequencies of the labels (Meister et al., ACL 2023).
 
-        Sets the output bias so that a hidden state of zeros gives label y the probability
-        count_y / sum(counts).
+        Sets the output bias so that label y has the probability count_y / sum(counts) wherever
+        contexts are zero; states of a new model are small.
 
         Args:
             counts: (V,), of each label in the training text; 0 is taken for 1.

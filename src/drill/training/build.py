@@ -49,7 +49,7 @@ def init_bias(layer: OutputLayer, settings: Settings, counts: Callable[[], list[
     if not settings.training["unigram_bias"]:
         return
     if layer.matrix.bias is None:
-        raise SettingsError("is for a layer with a bias; leave it out", key="training.unigram_bias")
+        raise SettingsError("needs layer.bias; set it to false", key="training.unigram_bias")
     layer.init_bias(counts())
 
 
