@@ -37,7 +37,7 @@ class LanguageModelState(TrainingState):
     ``nll`` sums mean losses of segments times their lengths.
     """
 
-    score: ClassVar[type] = Perplexity
+    score_type: ClassVar[type] = Perplexity
 
     lengths: SequenceLengths  # of the segments to come
     hidden: State | None = None

@@ -51,7 +51,7 @@ def saved(default: Any) -> Any:
 class TrainingState(abc.ABC):
     """The state of both tasks. A task adds its own and ``loss_terms``."""
 
-    score: ClassVar[type]  # what ``best`` is an instance of
+    score_type: ClassVar[type]  # what ``best`` is an instance of
 
     epochs: int  # the first limit that is reached ends a run
     max_steps: int | None = None
@@ -214,7 +214,7 @@ class TrainingState(abc.ABC):
         """Load a ``state_dict``, also one of another number of processes."""
         for name in self._saved():
             setattr(self, name, numbers[name])
-        self.best = None if numbers["best"] is None else self.score(**numbers["best"])
+        self.best = None if numbers["best"] is None else self.score_type(**numbers["best"])
         if self.stopper is not None and numbers["stopper"] is not None:
             self.stopper.load_state_dict(numbers["stopper"])
         self.metrics_size = numbers["metrics_size"]

@@ -69,10 +69,10 @@ def start_translator(
     """Check the settings of a translator, read its pairs and build it."""
     begun = check_resume(settings, run)
     check_packages(f"the recipe {settings.recipe} needs", *packages_of(settings))
-    start, subwords = None, None
+    source, subwords = None, None  # the run of init_from
     if settings.init_from is not None and not run.last.exists():
-        start = translation_start(settings, settings.init_from)
-        subwords = Subwords.load(start.subwords)
+        source = translation_start(settings, settings.init_from)
+        subwords = Subwords.load(source.subwords)
     elif begun:
         subwords = Subwords.load(run.subwords)
     words = settings.subwords["size"] if subwords is None else len(subwords)
@@ -88,20 +88,20 @@ def start_translator(
     if settings.init_from is None:
         counts = target_counts(data.train, len(data.subwords)).tolist()
     else:  # the weights were trained for these
-        counts = _counts(run if start is None else start, data.subwords)
+        counts = _counts(run if source is None else source, data.subwords)
     model = translator(settings, len(data.subwords), lambda: counts, device)
     checksums = {split: pairs_checksum(getattr(data, split)) for split in SPLITS}
     environment: dict[str, Any] = {"pairs_of": checksums, "filtered": data.train.filtered}
     remark = None
-    if start is not None:
-        tensors, info = read_weights(start, None)
-        fill(model, tensors, start)
+    if source is not None:
+        tensors, info = read_weights(source, None)
+        fill(model, tensors, source)
         environment["init_from"] = {
-            "folder": str(start.path.resolve()),
+            "folder": str(source.path.resolve()),
             "weights": info.weights,
             "weights_fingerprint": info.fingerprint,
         }
-        remark = f"starts from the {info.weights} weights of {start.path}, with its subwords"
+        remark = f"starts from the {info.weights} weights of {source.path}, with its subwords"
     options = TranslationOptions(**settings.training)
     task = TranslationTask(model, data, run, optimizer, options, world)
 

@@ -48,7 +48,7 @@ class TranslationState(TrainingState):
     ``nll`` sums the losses of target tokens, times the number of processes.
     """
 
-    score: ClassVar[type] = Score
+    score_type: ClassVar[type] = Score
 
     average: int = 1  # how many validations ``recent`` is of
     validations: int = saved(0)

@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from drill.kernels.lstm.stepwise.step_triton import (
-    TABLE,
+    TABLE_ENTRIES,
     UNITS,
     backward_step,
     forward_step,
@@ -66,7 +66,7 @@ class Loop(ABC):
         self.kind = {"MASKED": masked, "CAPPED": capped, "UNITS": UNITS}
         empty = w.new_zeros(batch, self.padded, dtype=torch.float32)
         self.mask = empty if masked else None  # of h_t where the next step reads it
-        self.table = torch.empty(TABLE, dtype=torch.int64, device=w.device)
+        self.table = torch.empty(TABLE_ENTRIES, dtype=torch.int64, device=w.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] | None = None  # by their steps
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """What an LSTM does between two products with W_hh, as one Triton kernel a step.
 
-A kernel that is recorded in a CUDA graph keeps its arguments, but every call has tensors of its
-own. So a kernel is given a table, in device memory, of the step it begins at and of where the
-tensors of this call lie. Only what the products touch stays in one place.
+A kernel in a CUDA graph keeps its arguments, but every call has other tensors. So each kernel reads
+the step it begins at and the addresses of the call's tensors from a small table in device memory.
+Only the operands of the products have fixed addresses.
 
 Shapes: T steps, batch B, H units of which rows have P >= H, those beyond being zeros. Gates are in
 the order i, f, g, o. The next step reads h_t times a mask (B, P), where there is one; capped input
@@ -14,20 +14,17 @@ import triton.language as tl
 
 from drill.kernels.runtime.triton_math import tanh
 
-TABLE = 5
-"""Entries of a table: the step, then four addresses."""
-
-UNITS = 128
-"""Units of a program."""
+TABLE_ENTRIES = 5  # the step, then four addresses
+UNITS = 128  # of a program
 
 
-@triton.jit(do_not_specialize=["step", "one", "two", "three", "four"])
-def write_table(table, step, one, two, three, four):
+@triton.jit(do_not_specialize=["step", "a0", "a1", "a2", "a3"])
+def write_table(table, step, a0, a1, a2, a3):
     tl.store(table, step.to(tl.int64))
-    tl.store(table + 1, one.to(tl.int64))
-    tl.store(table + 2, two.to(tl.int64))
-    tl.store(table + 3, three.to(tl.int64))
-    tl.store(table + 4, four.to(tl.int64))
+    tl.store(table + 1, a0.to(tl.int64))
+    tl.store(table + 2, a1.to(tl.int64))
+    tl.store(table + 3, a2.to(tl.int64))
+    tl.store(table + 4, a3.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["offset"])
