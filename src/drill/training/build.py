@@ -50,7 +50,8 @@ def init_bias(layer: OutputLayer, settings: Settings, counts: Callable[[], list[
         return
     if layer.matrix.bias is None:
         raise SettingsError("needs layer.bias; set it to false", key="training.unigram_bias")
-    layer.init_bias(counts())
+    if not layer.matrix.bias.is_meta:
+        layer.init_bias(counts())
 
 
 def build_optimizer(settings: Settings) -> ScheduledOptimizer:
