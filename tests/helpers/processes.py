@@ -9,7 +9,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-def python(*arguments: object, cwd: Path = ROOT, timeout: float = 300, **environment: str) -> str:
+def python(*arguments: object, cwd: Path = ROOT, timeout: float = 900, **environment: str) -> str:
     """Run Python with one thread, which must succeed; what it prints."""
     search = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     done = subprocess.run(
