@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from drill.errors import DataError, DrillError, nearest
+from drill.errors import DataError, DrillError, RunFolderError, nearest
 
 logger = logging.getLogger("drill")
 
 GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"  # what packed files begin with
-A_RUN = "name one that `drill train` made"
+A_RUN = "name one that `drill train` made, such as runs/NAME"
 UNPACKING_FAULTS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 OnProgress = Callable[[int, int], None]
@@ -77,6 +77,13 @@ def nearest_run(path: Path, otherwise: str = A_RUN, known: Iterable[str] = ()) -
         for pattern in ("runs/*/recipe.toml", "*/recipe.toml"):
             names |= {run.parent.name: str(run.parent) for run in path.parent.glob(pattern)}
     return nearest(path.name, names, otherwise=otherwise)
+
+
+def check_run(folder: Path, otherwise: str = A_RUN) -> None:
+    """Raise RunFolderError for a folder without a run."""
+    if not (folder / "recipe.toml").exists():
+        hint = nearest_run(folder, otherwise)
+        raise RunFolderError(f"{folder}: is not a run folder (no recipe.toml){hint}")
 
 
 def read_bytes(path: Path, kind: str = "text") -> bytes:

@@ -23,12 +23,14 @@ def invoke(*arguments: str):
     [
         (["layers"], "--vocabulary", "1"),
         (["layers"], "--tokens", "many"),
-        (["generate", "run"], "--temperature", "nan"),
-        (["dynamic", "run"], "--lr", "-1"),
-        (["cache", "run"], "--lambda", "7"),
+        (["generate", "."], "--temperature", "nan"),
+        (["dynamic", "."], "--lr", "-1"),
+        (["cache", "."], "--lambda", "7"),
     ],
 )
-def test_a_wrong_number_ends_in_one_sentence(words, option, value):
+def test_a_wrong_number_ends_in_one_sentence(tmp_path, monkeypatch, words, option, value):
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.toml").touch()  # a run, as far as the command line asks
     done = invoke(*words, option, value)
     assert done.exit_code == 2
     (error,) = [line for line in done.output.splitlines() if line.startswith("Error: ")]
@@ -52,22 +54,31 @@ def test_options_that_a_help_names_are_the_commands_own(name):
 LOADED = """
 import sys
 from drill.cli import main
-for words in {commands}:
+for words, code in {commands}:
     sys.argv = ["drill", *words]
     try:
         main()
     except SystemExit as ended:
-        assert ended.code == 0, words
+        assert ended.code == code, words
     assert "torch" not in sys.modules, words
 """
 
 
-def test_help_and_lists_need_no_torch(tmp_path):
+def test_help_lists_and_misspelt_names_need_no_torch(tmp_path):
     """Loading it takes seconds."""
     names = [command.__name__ for command in COMMANDS]
-    commands = [["--help"], *([name, "--help"] for name in names), ["ledger", "add", "--help"]]
-    commands += [["--version"], ["recipes"], ["data"]]
-    python("-c", LOADED.format(commands=commands))
+    lists = [["--help"], *([name, "--help"] for name in names), ["ledger", "add", "--help"]]
+    lists += [["--version"], ["recipes"], ["data"], ["data", "text"]]
+    (tmp_path / "text").write_text("a b\nc\n" * 10)
+    (tmp_path / "empty").mkdir()
+    wrong = [["train", "nowhere"], ["train", "empty"], ["train", "demo-tied", "--set", "lr"]]
+    wrong += [["settings", "nowhere"], ["study", "nowhere.toml"], ["report", "nowhere"]]
+    wrong += [["compare", "nowhere", "empty"], ["ledger", "add", "nowhere"]]
+    of_runs = ("finetune", "evaluate", "dynamic", "cache", "generate", "score", "words")
+    wrong += [[name, "nowhere"] for name in (*of_runs, "translate")]
+    wrong += [["export", "nowhere", "out"]]
+    commands = [*((words, 0) for words in lists), *((words, 1) for words in wrong)]
+    python("-c", LOADED.format(commands=commands), cwd=tmp_path)
 
 
 def test_threads_wait_passively_unless_somebody_chose_otherwise(monkeypatch):

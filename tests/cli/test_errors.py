@@ -111,10 +111,7 @@ def test_messages_are_one_line():
         (["generate", "runs/tiny", "--prompt", "sea <eos>"], "<eos>"),
         (["score", "runs/tiny", "missing.txt"], "missing.txt: "),
         (["report"], "--ledger"),
-        (
-            ["report", "runs"],
-            "(no recipe.toml); name a run folder, such as",
-        ),
+        (["report", "runs"], "runs: is not a run folder"),
         (["report", "rows.jsonl"], "--ledger"),
         (["report", "runs/tiny", "-o", ""], "."),
     ],

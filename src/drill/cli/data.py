@@ -69,7 +69,7 @@ def data(
         )
         echo(f"{corpus}: {first} to {second}, pairs {sizes}; training words {words}")
         return
-    from drill.training.run.summary import share_of_unknown
+    from drill.data.text.corpora import share_of_unknown
 
     corpus_text, vocabulary = read_corpus(corpus, min_count=min_count)
     ids = corpus_text.encode(vocabulary)

@@ -89,13 +89,10 @@ def settings(
     it, default. Which settings there are depends on the layer, the encoder and the optimizer: add
     --set layer.name=mixture to see those of a mixture.
     """
-    from drill.training.run.folder import RunFolder
+    if options.is_run_folder(recipe, change or ()):
+        recipe = os.path.join(recipe, "recipe.toml")
     from drill.training.settings import recipe as read_recipe
 
-    if os.path.isdir(recipe):
-        run = RunFolder(recipe)
-        run.check_run("name a run folder, or a recipe: `drill recipes` lists them")
-        recipe = str(run.recipe)
     resolved = read_recipe(recipe, change or ())
     rows = {row.key: row for row in setting_rows(resolved)}
     table = ""

@@ -1,7 +1,8 @@
 """Options that several commands share, and the input they name. Nothing here imports torch."""
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Context, Option
 
 from drill.errors import DataError, DrillError, SettingsError
-from drill.files import UNPACKING_FAULTS, decode_text, opened_text
-from drill.recipes.reader import recipe_names
+from drill.files import UNPACKING_FAULTS, check_run, decode_text, opened_text
+from drill.recipes.reader import apply_overrides, read, recipe_names
 
 
 class Split(StrEnum):  # typer has no lists of literals
@@ -20,7 +21,26 @@ class Split(StrEnum):  # typer has no lists of literals
     test = "test"
 
 
-Run = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+def run_folder(folder: Path) -> Path:
+    """``folder``, which must have a run; checked here, before a command imports torch."""
+    check_run(folder)
+    return folder
+
+
+def is_run_folder(recipe: str, changes: Sequence[str]) -> bool:
+    """Whether RECIPE is the folder of a run. A recipe comes before a folder of its name.
+
+    Raises what a wrong name or change does before a command imports torch.
+    """
+    # Path.is_dir() raises where a name is too long.
+    if recipe in recipe_names() or not os.path.isdir(recipe):
+        apply_overrides(read(recipe), changes)
+        return False
+    check_run(Path(recipe), "name a run folder, or a recipe: `drill recipes` lists them")
+    return True
+
+
+Run = Annotated[Path, Argument(metavar="RUN", help="A run folder.", callback=run_folder)]
 Runs = Annotated[Path, Option("--runs", help="The folder of all run folders.")]
 Lines = Annotated[
     Path | None, Argument(metavar="FILE", help="One sentence per line; standard input by default.")

@@ -14,7 +14,7 @@ from typer import Argument, Context, Exit, Option, echo
 from drill.cli import options
 from drill.cli.display import TrainingDisplay, counting, note
 from drill.errors import SettingsError
-from drill.recipes.reader import apply_overrides, recipe_names
+from drill.recipes.reader import apply_overrides
 from drill.training.progress import duration
 
 if TYPE_CHECKING:
@@ -46,13 +46,9 @@ def train(
     `drill train RUN` resumes a run folder with its own settings. Ctrl-C saves and stops. `drill
     recipes` lists the recipes; `drill study` trains several, with seeds.
     """
-    from drill.training.run.resume_checks import settings_to_resume
-    from drill.training.settings import recipe as read_recipe
-
     _check_name(name)
     changes = [*(change or []), *([] if seed is None else [f"training.seed={seed}"])]
-    # Path.is_dir() raises where a name is too long.
-    if os.path.isdir(recipe) and recipe not in recipe_names():
+    if options.is_run_folder(recipe, changes):
         given = options.given_options(context)
         places = {"name": name, "runs": runs}
         elsewhere = " ".join(f"--{key} {place}" for key, place in places.items() if key in given)
@@ -62,8 +58,12 @@ def train(
                 key=elsewhere,
                 hint=f"to start another run: drill train {recipe}/recipe.toml {elsewhere}",
             )
+        from drill.training.run.resume_checks import settings_to_resume
+
         _train(settings_to_resume(recipe, changes), Path(recipe), device, quiet)
         return
+    from drill.training.settings import recipe as read_recipe
+
     label = Path(recipe).stem if recipe.endswith(".toml") else recipe
     _train(read_recipe(recipe, changes), runs / (name or label), device, quiet)
 
@@ -90,10 +90,10 @@ def finetune(
 
     Stops when validation no longer improves.
     """
+    _check_name(name)
     from drill.language_modeling.build import finetune_settings
     from drill.training.settings import resolve_settings
 
-    _check_name(name)
     settings = finetune_settings(run)
     if change:
         settings = resolve_settings(apply_overrides(settings.to_dict(), change))

@@ -18,6 +18,7 @@ from drill.data import (
     read_corpus,
 )
 from drill.data.catalog import SPLITS
+from drill.data.text.corpora import share_of_unknown
 from drill.errors import RunFolderError, check_value
 from drill.language_modeling.build import described, dry_run, language_model
 from drill.language_modeling.evaluation.calibration import Calibration, calibration
@@ -37,7 +38,7 @@ from drill.training.run.checkpoint import copied, load_into
 from drill.training.run.environment import Start
 from drill.training.run.folder import RunFolder
 from drill.training.run.resume_checks import check_resume, located, with_text
-from drill.training.run.summary import few_steps, run_summary, share_of_unknown
+from drill.training.run.summary import few_steps, run_summary
 from drill.training.run.weights import (
     Weights,
     WeightsInfo,

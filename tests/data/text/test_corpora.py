@@ -22,6 +22,7 @@ from drill.data import (
     read_corpus,
 )
 from drill.data.catalog import TEXT_CORPORA, NamedCorpus, data_folders
+from drill.data.text.corpora import share_of_unknown
 from tests.helpers.files import no_home
 
 TEXTS = {"train": "a b\nc a\n", "valid": "a d\n\n", "test": "e\nb\n"}
@@ -250,3 +251,11 @@ def test_shares_of_what_comes_in_three_splits_are_refused(folder, given):
         with pytest.raises(DataError, match=f"^{corpus}: {fault}"):
             read_corpus(corpus, **given)
     read_corpus(str(folder), valid=0.1, test=0.1)  # as every resolved recipe says
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_no_remark_where_no_word_is_unknown(closed):
+    test = "a <unk>\n" if closed else "a b\n"  # a published text has its own <unk>
+    corpus = Corpus("own", "a a b\n", "a\n", test, closed=closed)
+    vocabulary = corpus.vocabulary()
+    assert share_of_unknown(corpus, vocabulary, corpus.encode(vocabulary)) is None

@@ -1,23 +1,11 @@
-"""Remarks about a run before it starts: unknown words, and pairs that filters drop."""
+"""Remarks about a run before it starts: pairs that filters drop."""
 
 import json
 
 import pytest
 
-from drill.data import Corpus
 from drill.tasks import train
-from drill.training.run.summary import share_of_unknown
 from tests.helpers.translators import small_settings, write_pairs
-
-TEXT = "a a a b b c\n"  # seven tokens with <eos>
-
-
-@pytest.mark.parametrize("closed", [True, False])
-def test_no_remark_where_no_word_is_unknown(closed):
-    test = "a <unk>\n" if closed else "a b\n"  # a published text has its own <unk>
-    corpus = Corpus("own", TEXT, "a\n", test, closed=closed)
-    vocabulary = corpus.vocabulary()
-    assert share_of_unknown(corpus, vocabulary, corpus.encode(vocabulary)) is None
 
 
 @pytest.fixture

@@ -14,8 +14,13 @@ from drill.training.progress import perplexity_of
 
 
 def compare(
-    a: Annotated[Path, Argument(metavar="RUN_A", help="The run to compare with.")],
-    b: Annotated[Path, Argument(metavar="RUN_B", help="The other run.")],
+    a: Annotated[
+        Path,
+        Argument(metavar="RUN_A", help="The run to compare with.", callback=options.run_folder),
+    ],
+    b: Annotated[
+        Path, Argument(metavar="RUN_B", help="The other run.", callback=options.run_folder)
+    ],
     text: Annotated[
         Path | None, Option(metavar="FILE", help="One sentence per line; the test text by default.")
     ] = None,

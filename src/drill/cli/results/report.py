@@ -7,7 +7,8 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from drill.cli import display, options
-from drill.errors import SettingsError
+from drill.errors import DrillError, SettingsError
+from drill.files import check_run
 
 PAGE = "report.html"
 LEDGER = "ledger.jsonl"  # next to the run folders
@@ -41,13 +42,6 @@ def report(
     neighbours of labels. The rank is shown where `drill analyse` has saved it, and the accuracy of
     words of translators where `drill evaluate --bands` has.
     """
-    from drill.language_modeling.run import load_language_model
-    from drill.report.analysis.comparison import RunComparison
-    from drill.report.page.page import check_replaceable, markdown, write_report
-    from drill.report.results.runs import distinct_names
-    from drill.training.run.weights import task_of
-    from drill.training.settings import TRANSLATION
-
     folders = _readable_runs(runs or [])
     if out.is_dir():
         raise SettingsError("is a folder; name a file", key=f"--out {out}")
@@ -55,6 +49,13 @@ def report(
         raise SettingsError("report: name run folders, or a --ledger")
     if as_markdown and bands:
         raise SettingsError("cannot be combined with --bands", key="--markdown")
+    from drill.language_modeling.run import load_language_model
+    from drill.report.analysis.comparison import RunComparison
+    from drill.report.page.page import check_replaceable, markdown, write_report
+    from drill.report.results.runs import distinct_names
+    from drill.training.run.weights import task_of
+    from drill.training.settings import TRANSLATION
+
     if as_markdown:
         echo(markdown(folders, ledger or []))
         return
@@ -104,14 +105,15 @@ def record(
 
 def _readable_runs(paths: list[Path]) -> list[Path]:
     """Those that can be read: `runs/*` may match other files, and a run may be damaged."""
-    from drill.report.results.runs import RunError, read_run
-
     readable, faults = [], []
     for path in paths:
         try:
+            check_run(path)
+            from drill.report.results.runs import read_run  # with torch, which takes seconds
+
             read_run(path)
             readable.append(path)
-        except RunError as error:
+        except DrillError as error:
             faults.append(f"{error}{HINTS.get(path.suffix, '')}")
     if faults and not readable:
         raise SettingsError(faults[0])

@@ -8,6 +8,7 @@ from typer import Argument, Exit, Option, echo
 from drill.cli import options
 from drill.cli.display import console, note
 from drill.errors import SettingsError
+from drill.recipes.reader import parsed
 
 
 def study(
@@ -45,17 +46,18 @@ def study(
     Results go to the ledger when a job ends. The same command resumes, on another machine too if
     it has the ledger. Ctrl-C saves and stops.
     """
+    if report and status:
+        raise SettingsError("--report: prints something else than --status; leave one of them out")
+    for option, value in (("--time-to", time_to), ("--html", html)):
+        if value and not report:
+            raise SettingsError(f"{option}: needs --report")
+    parsed(plan)  # no such file, or no TOML: said before torch is imported, which takes seconds
     from drill.report.study.page import study_markdown, write_study_page
     from drill.report.study.plan import read_plan
     from drill.report.study.runner import StudyRunner
     from drill.report.study.states import FAILED, States
     from drill.report.study.tables import status_table
 
-    if report and status:
-        raise SettingsError("--report: prints something else than --status; leave one of them out")
-    for option, value in (("--time-to", time_to), ("--html", html)):
-        if value and not report:
-            raise SettingsError(f"{option}: needs --report")
     study_plan = read_plan(plan)
     if row:
         study_plan = study_plan.only(row)

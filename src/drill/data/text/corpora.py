@@ -282,3 +282,16 @@ def read_corpus(
             f"would be {UNK}; choose a smaller min_count"
         )
     return splits, vocabulary
+
+
+def share_of_unknown(corpus: Corpus, vocabulary: Vocabulary, ids: Ids) -> str | None:
+    """How much of a text is ``<unk>``; None if nothing is, or if its authors have put it there."""
+    if corpus.closed or UNK not in vocabulary:
+        return None
+    train, test = (float((split == vocabulary.ids[UNK]).mean()) for split in (ids.train, ids.test))
+    if train == test == 0.0:
+        return None
+    return (
+        f"{UNK} stands for rare and unseen words: {train:.1%} of the training tokens, "
+        f"{test:.1%} of the test tokens; perplexities count it as one word"
+    )

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from drill.errors import DrillError, ReportError
+from drill.files import check_run
 from drill.recipes.reader import layer_name, parsed, recipe_names
 from drill.report.results.evaluations import Evaluation, read_evaluations
 from drill.report.results.run_files import as_finite, as_number, joined_text, known
@@ -138,7 +139,7 @@ def read_run(folder: Path | str) -> RunSummary:
     """
     files = RunFolder(folder)
     try:
-        files.check_run("name a run folder, such as runs/NAME")
+        check_run(files.path)
         return _summary(files)
     except DrillError as error:
         raise RunError(str(error)) from None

@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 
 from drill.errors import CheckpointError, DrillError, RunFolderError
-from drill.files import A_RUN, append_line, atomic_write, nearest_run, remove_parts
+from drill.files import append_line, atomic_write, remove_parts
 from drill.training.run import checkpoint
 
 logger = logging.getLogger("drill")
@@ -98,12 +98,6 @@ class RunFolder:
     def has_trained(self) -> bool:
         """Whether there is something to resume from or to use."""
         return any(path.exists() for path in (self.last, self.best, self.metrics))
-
-    def check_run(self, otherwise: str = A_RUN) -> None:
-        """Raise RunFolderError for a folder without a run."""
-        if not self.recipe.exists():
-            hint = nearest_run(self.path, otherwise)
-            raise RunFolderError(f"{self.path}: is not a run folder (no recipe.toml){hint}")
 
     def write_json(self, path: Path, value: Any) -> None:
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

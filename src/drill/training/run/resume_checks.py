@@ -9,6 +9,7 @@ from pathlib import Path
 from drill.data import DataError
 from drill.data.catalog import PARALLEL_NAMES, TEXT_NAMES
 from drill.errors import RunFolderError
+from drill.files import check_run
 from drill.training.options import ended_by, used_limits
 from drill.training.run.folder import RunFolder
 from drill.training.settings import (
@@ -35,7 +36,7 @@ def settings_to_resume(folder: Path | str, changes: Sequence[str] = ()) -> Setti
         The settings. Paths are those of the run, whatever the current folder is.
     """
     run = RunFolder(folder)
-    run.check_run("name a run folder to resume, or a recipe: `drill recipes` lists them")
+    check_run(run.path)
     settings = recipe(str(run.recipe), changes)
     absolute = with_text(settings, run)
     return settings if located(settings) == absolute else absolute

@@ -2,7 +2,6 @@
 
 import torch
 
-from drill.data import UNK, Corpus, Ids, Vocabulary
 from drill.layers.cost import own_parameters
 from drill.recipes.reader import layer_name
 from drill.training.device import device_name
@@ -38,19 +37,6 @@ def sizes(settings: Settings, start: Start) -> str:
     )
     remarks = () if has_ended(start.task.run, settings) else start.remarks
     return "\n".join([line, *(remark for remark in remarks if remark is not None)])
-
-
-def share_of_unknown(corpus: Corpus, vocabulary: Vocabulary, ids: Ids) -> str | None:
-    """How much of a text is ``<unk>``; None if nothing is, or if its authors have put it there."""
-    if corpus.closed or UNK not in vocabulary:
-        return None
-    train, test = (float((split == vocabulary.ids[UNK]).mean()) for split in (ids.train, ids.test))
-    if train == test == 0.0:
-        return None
-    return (
-        f"{UNK} stands for rare and unseen words: {train:.1%} of the training tokens, "
-        f"{test:.1%} of the test tokens; perplexities count it as one word"
-    )
 
 
 def few_steps(settings: Settings, tokens: int) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from drill.errors import CheckpointError, RunFolderError, check_value
+from drill.files import check_run
 from drill.training.run.checkpoint import copy_into, fingerprint_in, load, strip_prefix
 from drill.training.run.folder import RunFolder
 from drill.training.settings import INNER, LANGUAGE_MODEL, TRANSLATION, Settings, read_settings
@@ -38,7 +39,7 @@ class WeightsInfo:
 
 def settings_of(run: RunFolder, task: str | None = None) -> Settings:
     """The settings of a run; RunFolderError if it is not one of ``task``."""
-    run.check_run()
+    check_run(run.path)
     settings = read_settings(run.recipe)
     if task not in (None, settings.task):
         kinds = {LANGUAGE_MODEL: "language model", TRANSLATION: "translator"}
