@@ -136,6 +136,8 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(corpus, layer)
         ("xyzzy.a=1", "xyzzy", "known are data, encoder, labels"),
         ("name=tied", "name", "did you mean encoder.name or layer.name or optimizer.name?"),
         ("layer.dept=3", "layer.dept", "did you mean layer.depth"),
+        ("training.lr=3", "training.lr", "did you mean optimizer.lr?"),
+        ("optimizer.epochs=3", "optimizer.epochs", "did you mean training.epochs?"),  # not eps
         ("layer.encoder=reference", "layer.encoder", "it is now layer."),
         ("layer.name=deep-residul", "layer.name", "did you mean deep-"),
         ("layer.name=[1]", "layer.name", "known are full, tied, "),
@@ -158,7 +160,7 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(corpus, layer)
 def test_an_error_has_a_key_and_a_hint(changes, key, hint):
     error = fault(*changes.split())
     assert error.key == key
-    assert hint in error.message
+    assert hint in str(error)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ NOT_SET = {
 }  # fmt: skip
 
 
+class UnknownSetting(SettingsError):
+    """A setting that its table does not have, and never had."""
+
+
 def settable_arguments(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """What may be set of a callable, with resolved annotations."""
     func: Any = call
@@ -86,13 +90,13 @@ def with_defaults(
             continue
         if key not in arguments:
             named = f" of {table[NAME]}" if NAME in also else ""
+            fault, setting = f"unknown setting{named}", f"{where}.{key}"
+            if setting in RENAMED:
+                raise SettingsError(fault, key=setting, hint=f"it is now {RENAMED[setting]}")
+            if f"{where.removesuffix('.inner')}.{key}" in REMOVED:
+                raise SettingsError(fault, key=setting, hint="this version no longer has it")
             keys = {name: f"{where}.{name}" for name in (*arguments, *also)}
-            hint = nearest(key, keys)
-            if f"{where}.{key}" in RENAMED:
-                hint = f"; it is now {RENAMED[f'{where}.{key}']}"
-            elif f"{where.removesuffix('.inner')}.{key}" in REMOVED:
-                hint = "; this version no longer has it"
-            raise SettingsError(f"unknown setting{named}{hint}", key=f"{where}.{key}")
+            raise UnknownSetting(fault, key=setting, hint=nearest(key, keys).removeprefix("; "))
         if not fits_kind(_read_none(value, arguments[key]), arguments[key].annotation):
             raise SettingsError(
                 f"must be {in_words(arguments[key].annotation)}, got {value!r}",

@@ -25,6 +25,7 @@ from drill.training.options import LanguageModelOptions, TranslationOptions
 from drill.training.schema import (
     NONE,
     RENAMED,
+    UnknownSetting,
     fits_kind,
     with_defaults,
     with_name,
@@ -147,9 +148,16 @@ def resolve_settings(tables: Mapping[str, Any]) -> Settings:
             raise SettingsError(f"must be {meaning}, got {tables[key]!r}", key=key)
     usual = ENCODER_DEFAULTS.get(tables.get("encoder", {}).get(NAME), {})
     tables = {**tables, **{key: {**usual[key], **tables.get(key, {})} for key in usual}}
-    checked: dict[str, Any] = {
-        name: check(name, tables.get(name, {}), calls) for name, (calls, check) in checks.items()
-    }
+    try:
+        checked: dict[str, Any] = {
+            name: check(name, tables.get(name, {}), calls)
+            for name, (calls, check) in checks.items()
+        }
+    except UnknownSetting as error:
+        name = str(error.key).rpartition(".")[2]
+        if elsewhere := _settings_by_name(tables, checks).get(name):
+            error.hint = f"did you mean {elsewhere}?"
+        raise
     return Settings(
         tables.get("recipe") or "own", init_from=tables.get(INIT_FROM), task=task, **checked
     )
