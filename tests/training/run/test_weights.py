@@ -1,5 +1,8 @@
 """Which weights of a run are read, and by which kernels."""
 
+import pytest
+
+from drill.errors import CheckpointError
 from drill.training.run.folder import RunFolder
 from drill.training.run.weights import by_any_kernels, read_weights
 from drill.training.settings import recipe
@@ -11,6 +14,10 @@ def test_last_weights_in_place_of_the_best_are_announced(tmp_path, caplog):
     run = RunFolder(tmp_path)
     assert read_weights(run, None)[1].weights == "best"
     assert caplog.messages == []
+    with pytest.raises(CheckpointError, match="averaged") as caught:
+        read_weights(run, "averaged")
+    assert caught.value.key == str(tmp_path)
+    assert caught.value.hint == "take --weights best or take --weights last"
     run.best.unlink()
     assert read_weights(run, None)[1].weights == "last"
     assert [str(tmp_path) in message for message in caplog.messages] == [True]

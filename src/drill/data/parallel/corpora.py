@@ -69,25 +69,24 @@ def _files(split: str, corpus: str, source: str, target: str) -> list[tuple[Path
     stems: Sequence[str]
     entry = PARALLEL_CORPORA.get(corpus)
     if entry is not None:
-        stems, origin = getattr(entry, split), f"; get it from {entry.origin} or set DRILL_DATA"
+        stems = getattr(entry, split)
+        hint = f"get it from {entry.origin}, or set DRILL_DATA to another folder"
     elif Path(corpus).is_dir():
-        stems, origin = [str(Path(corpus).resolve() / split)], ""
+        stems, hint = [str(Path(corpus).resolve() / split)], None
     else:
         files = f"name a folder with train.{source}, train.{target}, valid.{source}, ..."
-        hint = nearest(corpus, PARALLEL_NAMES, otherwise=files)
+        near = nearest(corpus, PARALLEL_NAMES, otherwise=files)
         names = ", ".join(PARALLEL_NAMES)
         raise DataError(
-            f"{corpus!r} is neither a parallel corpus ({names}) nor a folder{hint}",
+            f"{corpus!r} is neither a parallel corpus ({names}) nor a folder{near}",
             key="data.corpus",
         )
 
     def located(name: str) -> Path:
         path = find_file(name, COMPRESSED)
         if path is None:
-            raise DataError(
-                f"{corpus}: {data_folders()[0] / name} is missing; put it there (.gz and .xz are "
-                f"read too){origin}"
-            )
+            fault = f"{data_folders()[0] / name} is missing, packed (.gz, .xz) or not"
+            raise DataError(fault, key=corpus, hint=hint)
         return path
 
     return [(located(f"{stem}.{source}"), located(f"{stem}.{target}")) for stem in stems]

@@ -74,6 +74,9 @@ def read_weights(run: RunFolder, weights: Weights | None) -> tuple[dict[str, Ten
     if weights is None and chosen == "last":
         logger.warning("%s: has no best weights; these are the last ones", run.path)
     others = [f"take --weights {name}" for name in there if name != chosen]
+    if chosen not in there:
+        fault = f"has no {chosen} weights"
+        raise CheckpointError(fault, key=str(run.path), hint=" or ".join(others))
     path = files[chosen]
     tensors, numbers = load(path, " or ".join(["restore it from a copy", *others]))
     prefix = "model/" if chosen == "last" else ""  # which also has the optimizer's state
