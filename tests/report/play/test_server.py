@@ -5,6 +5,7 @@ import re
 import socket
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.helpers import wordnet
 
 TestClient = pytest.importorskip("starlette.testclient").TestClient
 
-from drill.report.play import server  # noqa: E402 - needs starlette
+from drill.report.play import answers, server  # noqa: E402 - needs starlette
 from drill.report.play.server import Server  # noqa: E402
 
 URL = "http://127.0.0.1:8765"
@@ -90,7 +91,8 @@ BIG = "x" * (server.MAX_TEXT + 1)
     [
         ("next", {"text": BIG}, "text"),
         ("next", {"text": 5}, "text"),
-        *(("next", {"text": "a", "runs": runs}, "runs") for runs in ([2], [-1], [], "0")),
+        *(("next", {"text": "a", "runs": runs}, "runs") for runs in ([2], [-1], [], "0", [0.0])),
+        ("next", {"text": "a", "beam": 2}, "beam"),
         ("score", {"text": ""}, "text"),
         ("word", {"word": ""}, "word"),
         ("translate", {"text": "a"}, "translator"),
@@ -105,6 +107,13 @@ def test_a_wrong_request_names_what_is_wrong(client, path, body, key):
     answer = client.post(f"/api/{path}", json=body)
     assert answer.status_code == 400
     assert key in answer.json()["error"]
+
+
+@pytest.mark.parametrize("error", [TypeError("no label"), ValueError("a size of 3")])
+def test_a_bug_is_no_wrong_request(models, monkeypatch, error):
+    monkeypatch.setattr(answers, "next_words", Mock(side_effect=error))
+    asked = TestClient(Server(models, []).app(), base_url=URL, raise_server_exceptions=False)
+    assert asked.post("/api/next", json={"text": "a"}).status_code == 500
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 60_000, b"\xff", b"1" * 5000])

@@ -305,7 +305,7 @@ def look_up(players: Sequence[Player], word: str, exact: bool = False) -> list[A
 
 def _check_one_word(word: str) -> None:
     if len(word.split()) != 1:
-        raise DataError("is one word, without spaces", key="word")
+        raise DataError("must be one word, without spaces", key="word")
 
 
 def add_word(players: Sequence[LanguageModelPlayer], word: str, gloss: str) -> list[Answer]:
@@ -327,7 +327,7 @@ def translate_text(
 ) -> Answer:
     """Translations by every run; of two runs, the words of the best ones that differ."""
     if not 1 <= n_best <= beam_size <= 16:
-        raise SettingsError("1 <= n-best <= beam <= 16", key="beam")
+        raise SettingsError("must be 1 to 16, and n_best 1 to beam", key="beam")
     lines = [line for line in text.splitlines() if line.split()]
     if not 1 <= len(lines) <= MAX_LINES:
         raise DataError(f"{len(lines)} lines with words; give 1 to {MAX_LINES}", key="text")

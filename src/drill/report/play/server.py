@@ -1,5 +1,6 @@
 """The local server behind the page: JSON over HTTP, for this machine only."""
 
+import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from drill.errors import DrillError, SettingsError
+from drill.errors import DrillError, SettingsError, nearest
 from drill.report import page as report_page
 from drill.report.play import answers
 from drill.report.play.answers import Player
@@ -28,12 +29,12 @@ HOSTS = ("127.0.0.1", "localhost")
 MAX_TEXT = 20_000  # characters
 MAX_TOKENS = 500  # of a sample
 
-TYPES: dict[str, type | UnionType] = {  # of the values of a request
-    **dict.fromkeys(("text", "word"), str),
-    **dict.fromkeys(("run", "beam", "n_best", "tokens", "top_k", "seed"), int),
-    **dict.fromkeys(("temperature", "top_p"), int | float),
-    "runs": list,
-    "exact": bool,
+TYPES: dict[str, tuple[type | UnionType, str]] = {  # of the values of a request
+    **dict.fromkeys(("text", "word"), (str, "a string")),
+    **dict.fromkeys(("run", "beam", "n_best", "tokens", "top_k", "seed"), (int, "an integer")),
+    **dict.fromkeys(("temperature", "top_p"), (int | float, "a number")),
+    "runs": (list, "a list"),
+    "exact": (bool, "true or false"),
 }
 Runs = Sequence[int]
 
@@ -119,13 +120,24 @@ class Server:
         return answers.translate_text(self._chosen(runs, "translator"), text, beam, n_best)
 
     def sample(
-        self, run: int = 0, text: str = "", tokens: int = 60, **options: Any
+        self,
+        run: int = 0,
+        text: str = "",
+        tokens: int = 60,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
     ) -> Iterator[str]:
         """JSON strings, a line each; an object with the error where it ends early."""
         (player,) = self._chosen([run], "language model")
         if not 1 <= tokens <= MAX_TOKENS:
-            raise SettingsError(f"is 1 to {MAX_TOKENS}", key="tokens")
-        pieces = player.sample(text, max_new_tokens=tokens, **options)
+            raise SettingsError(f"must be 1 to {MAX_TOKENS}", key="tokens")
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        try:
+            pieces = player.sample(text, max_new_tokens=tokens, **options)
+        except ValueError as error:  # the text and the options are checked before the first piece
+            raise SettingsError(str(error)) from None
 
         def lines() -> Iterator[str]:
             try:
@@ -135,18 +147,18 @@ class Server:
                     if piece is None:
                         return
                     yield json.dumps(piece) + "\n"
-            except (DrillError, ValueError, ArithmeticError) as error:
+            except (DrillError, ArithmeticError) as error:
                 yield json.dumps({"error": str(error)}) + "\n"
 
         return lines()
 
     def _chosen(self, numbers: Runs, task: str | None = None) -> list[Any]:
         known = range(len(self.players))
-        if not numbers or any(number not in known for number in numbers):
-            raise SettingsError(f"is a list of numbers below {len(known)}", key="runs")
+        if not numbers or any(type(n) is not int or n not in known for n in numbers):
+            raise SettingsError(f"must be a list of numbers below {len(known)}", key="runs")
         chosen = [self.players[number] for number in dict.fromkeys(numbers)]
         if task is not None and chosen[0].task != task:
-            raise SettingsError(f"{chosen[0].name} is no {task}", key="runs")
+            raise SettingsError(f"must be a {task}, which {chosen[0].name} is not", key="runs")
         return chosen
 
     # -- HTTP ---------------------------------------------------------------------------------
@@ -175,9 +187,9 @@ def _endpoint(method: Callable[..., Any], lock: AbstractContextManager[Any]) -> 
                 return method(**arguments)
 
         try:
-            arguments = await _body(request) if request.method == "POST" else {}
+            arguments = await _body(request, method) if request.method == "POST" else {}
             result = await run_in_threadpool(answer)
-        except (DrillError, ValueError, TypeError, ArithmeticError, OSError) as error:
+        except (DrillError, ArithmeticError, OSError) as error:  # NaN is a FloatingPointError
             return JSONResponse({"error": str(error)}, 400)
         if isinstance(result, Iterator):
             return StreamingResponse(result, media_type="application/x-ndjson")
@@ -186,20 +198,24 @@ def _endpoint(method: Callable[..., Any], lock: AbstractContextManager[Any]) -> 
     return endpoint
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The keyword arguments of a request; null is the default."""
+async def _body(request: Request, method: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword arguments for ``method`` of a request; null is the default."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise SettingsError("is application/json", key="Content-Type")
+        raise SettingsError("must be application/json", key="Content-Type")
     try:
         arguments = json.loads(await request.body())
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise SettingsError("is a JSON object", key="request")
+        raise SettingsError("must be a JSON object", key="request")
     arguments = {key: value for key, value in arguments.items() if value is not None}
+    known = list(inspect.signature(method).parameters)
     for key, value in arguments.items():
-        if key not in TYPES or not isinstance(value, TYPES[key]):
-            raise SettingsError("is unknown, or of another type", key=key)
+        if key not in known:
+            raise SettingsError(f"is unknown{nearest(key, known)}", key=key)
+        kind, wanted = TYPES[key]
+        if not isinstance(value, kind):
+            raise SettingsError(f"must be {wanted}", key=key)
         if isinstance(value, str):
             if len(value) > MAX_TEXT:
                 raise SettingsError(
