@@ -33,7 +33,7 @@ def slow_bleu(hypotheses: list[list[str]], references: list[list[str]]) -> float
 
 
 def test_tokenised_bleu_is_the_definition():
-    scores = corpus_scores(WRITTEN, WANTED, tokenised=True)
+    scores = corpus_scores(WRITTEN, WANTED, word_bleu=True)
     truth = slow_bleu([words(line) for line in WRITTEN], [words(line) for line in WANTED])
     assert scores.tokenised_bleu == pytest.approx(truth)
     assert "tok:moses-de-sacremoses-" in scores.tokenised_signature
@@ -47,7 +47,7 @@ def test_signatures_and_bounds():
     assert scores.tokenised_bleu is None
     assert 0 < scores.bleu < 100
     assert 0 < scores.chrf < 100
-    equal = corpus_scores(WANTED, WANTED, tokenised=True)
+    equal = corpus_scores(WANTED, WANTED, word_bleu=True)
     assert [equal.bleu, equal.chrf, equal.tokenised_bleu] == pytest.approx([100.0] * 3)
 
 
@@ -67,7 +67,7 @@ def test_missing_package_is_named(monkeypatch, package):
     _tokenizer.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"pip install {package}"):
-        corpus_scores(WRITTEN, WANTED, tokenised=True)
+        corpus_scores(WRITTEN, WANTED, word_bleu=True)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_translated_scores_a_text(data, model):
     source, search = data.text.test.source, Search(beam_size=1)
     lines = [t[0].text for t in translate(model, data.subwords, source, search)]
     assert list(found.hypotheses) == lines
-    assert found.scores == corpus_scores(lines, data.text.test.target, tokenised=True)
+    assert found.scores == corpus_scores(lines, data.text.test.target, word_bleu=True)
     assert found.fit == translation_loss(model, data.test)
     assert found.exact == 0.0
     assert seen == [(0, 6), (0, 6), (6, 6)]  # the loss, one search of all lines, the end

@@ -1,4 +1,4 @@
-"""How close translations are to those of a person: BLEU and chrF, as sacrebleu computes them.
+"""BLEU and chrF of translations against references, as sacrebleu computes them.
 
 BLEU = min(1, e^(1 - r/c)) (p_1 p_2 p_3 p_4)^(1/4), in percent
 
@@ -43,19 +43,19 @@ def corpus_scores(
     hypotheses: Sequence[str],
     references: Sequence[str],
     *,
-    tokenised: bool = False,
+    word_bleu: bool = False,
     language: str = "de",
     tokenize: str | None = None,
 ) -> Scores:
     """Scores of translations against one reference each, both plain text and in the same order.
 
-        corpus_scores(["Der Hund schläft."], ["Der Hund schläft fest."], tokenised=True)
+        corpus_scores(["Der Hund schläft."], ["Der Hund schläft fest."], word_bleu=True)
 
     Args:
         hypotheses: translations.
         references: as many.
-        tokenised: also BLEU over ``words(line, language)``, unsmoothed, which is what
-            multi-bleu.perl gives for text so tokenised. The paper's 27.3 to 28.1 are of this kind.
+        word_bleu: also ``tokenised_bleu``, over ``words(line, language)`` and unsmoothed, which is
+            what multi-bleu.perl gives for such words. The paper's 27.3 to 28.1 are of this kind.
         language: of the translations.
         tokenize: one of ``TOKENIZERS`` for BLEU; by default that of ``language``.
 
@@ -73,7 +73,7 @@ def corpus_scores(
     bleu, chrf = bleu_metric(language, tokenize), sacrebleu().metrics.CHRF()
     texts = (list(hypotheses), [list(references)])
     scores: dict[str, Any] = {}
-    if tokenised:
+    if word_bleu:
         plain = bleu_metric(language, "none", smooth_method="none")
         as_words = [
             [" ".join(words(line, language)) for line in lines]

@@ -97,7 +97,7 @@ def evaluate_translator(
     scores = corpus_scores(
         hypotheses,
         text.target,
-        tokenised=language in LANGUAGES,
+        word_bleu=language in LANGUAGES,
         language=language,
         tokenize=tokenize,
     )
