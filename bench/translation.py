@@ -56,7 +56,7 @@ def marian(case: Case) -> nn.Module:
     """The tied translator's weights in the other library's model."""
     from transformers import MarianConfig, MarianMTModel
 
-    config, tensors = exported_weights(translator(case, "tied"), positions=128)
+    config, tensors = exported_weights(translator(case, "tied"), max_length=128)
     model = MarianMTModel(MarianConfig(**config)).to(case.device)
     tied = {"lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}
     loaded = model.load_state_dict(tensors, strict=False)

@@ -144,7 +144,7 @@ def test_a_report_shows_the_saved_accuracy_of_translators(run_cli, tmp_path):
 
 def test_an_exported_copy_has_the_search_of_the_run(cli_output, tmp_path):
     copy = tmp_path / "copy"
-    out = cli_output("export", "runs/tiny", str(copy), "--positions", "64")
+    out = cli_output("export", "runs/tiny", str(copy), "--max-length", "64")
     assert f"wrote {copy}: a Pegasus" in out
     assert json.loads((copy / "config.json").read_text())["max_position_embeddings"] == 64
     config = json.loads((copy / "generation_config.json").read_text())

@@ -86,7 +86,7 @@ EXPORTED_LAYERS = {
 )
 def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):
     model = make(subwords, EXPORTED_LAYERS[name], norm, shared)
-    theirs = load(export_translator(model, subwords, tmp_path, positions=16))
+    theirs = load(export_translator(model, subwords, tmp_path, max_length=16))
     kind = "MarianMTModel" if norm == "post" else "PegasusForConditionalGeneration"
     assert type(theirs).__name__ == kind
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_probabilities_are_the_same(subwords, name, norm, shared, tmp_path):
 
 
 def test_tied_matrix_is_written_once(subwords, tmp_path):
-    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, max_length=16)
     tensors = load_file(tmp_path / "model.safetensors")
     rows = [name for name, each in tensors.items() if each.shape == (len(subwords), d)]
     assert rows == ["model.shared.weight"]
@@ -123,7 +123,7 @@ def reversing(subwords: Subwords, norm: str) -> Translator:
 @pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
 def test_translations_are_the_same(subwords, norm, tmp_path):
     model = reversing(subwords, norm)
-    theirs = load(export_translator(model, subwords, tmp_path, positions=32))
+    theirs = load(export_translator(model, subwords, tmp_path, max_length=32))
     sources = [
         [*torch.randint(3, WORDS, (n,)).tolist(), END] for n in (1, 2, 3, 4, 5, 6) for _ in range(3)
     ]
@@ -144,7 +144,7 @@ def test_translations_are_the_same(subwords, norm, tmp_path):
 
 
 def test_tokenizer_is_the_same(subwords, tmp_path):
-    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+    export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, max_length=16)
     lines = ["der Hund schläft", "", "<end> is a word <pad>", "Grüße, 世界 🎉", " two  spaces "]
     for kind in (transformers.PreTrainedTokenizerFast, transformers.AutoTokenizer):
         theirs = kind.from_pretrained(tmp_path)
@@ -158,7 +158,7 @@ def test_tokenizer_is_the_same(subwords, tmp_path):
 def test_search_of_the_copy_has_its_options_and_writes_no_special_ids(subwords, tmp_path):
     model = make(subwords, DeepResidual)
     folder = export_translator(
-        model, subwords, tmp_path, positions=16, beam_size=2, length_penalty=1.5
+        model, subwords, tmp_path, max_length=16, beam_size=2, length_penalty=1.5
     )
     theirs = load(folder)
     search = theirs.generation_config
@@ -193,16 +193,16 @@ def test_a_killed_export_leaves_nothing_that_loads(subwords, tmp_path, monkeypat
 
     monkeypatch.setattr("drill.translation.export.atomic_write", killed)
     with pytest.raises(KeyboardInterrupt):
-        export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, positions=16)
+        export_translator(make(subwords, TiedSoftmax), subwords, tmp_path, max_length=16)
     assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_folder_with_files_raises_and_stays_as_it_is(subwords, tmp_path):
     model = make(subwords, TiedSoftmax)
-    export_translator(model, subwords, tmp_path, positions=8)
+    export_translator(model, subwords, tmp_path, max_length=8)
     before = contents(tmp_path)
     with pytest.raises(DataError, match="is not empty"):
-        export_translator(model, subwords, tmp_path, positions=16)
+        export_translator(model, subwords, tmp_path, max_length=16)
     assert contents(tmp_path) == before
 
 

@@ -103,7 +103,7 @@ def _written(
 def export(
     run: options.Run,
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Where to write it.")],
-    positions: Annotated[int, Option(min=1, help="Maximum sentence length in subwords.")] = 1024,
+    max_length: Annotated[int, Option(min=1, help="Maximum sentence length in subwords.")] = 1024,
     weights: options.Weights = None,
 ) -> None:
     """Export a translator to Hugging Face transformers.
@@ -118,7 +118,7 @@ def export(
     training = loaded.settings.training
     searched = {key: training[key] for key in ("beam_size", "length_penalty")}
     written = export_translator(
-        loaded.model, loaded.subwords, folder, positions=positions, **searched
+        loaded.model, loaded.subwords, folder, max_length=max_length, **searched
     )
     kind = "Marian" if loaded.model.transformer.norm == "post" else "Pegasus"
     echo(f"wrote {written}: a {kind} model with the {loaded.weights} weights")

@@ -54,7 +54,7 @@ def export_translator(
     subwords: Subwords,
     folder: Path | str,
     *,
-    positions: int = 1024,
+    max_length: int = 1024,
     beam_size: int = DEFAULT_BEAM_SIZE,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
 ) -> Path:
@@ -75,7 +75,7 @@ def export_translator(
         model: the translator.
         subwords: the ones it was trained with.
         folder: new or empty.
-        positions: the longest sentence, in subwords, that the copy reads or writes.
+        max_length: the longest sentence, in subwords, that the copy reads or writes.
         beam_size: the default of the copy's ``generate``.
         length_penalty: its default too; there the penalty is length^penalty, here
             ((5 + length) / 6)^penalty.
@@ -92,16 +92,16 @@ def export_translator(
             )
     if folder.is_dir() and any(path.name[:1] != "." for path in folder.iterdir()):
         raise DataError(f"{folder}: is not empty; choose a new or an empty folder")
-    config, tensors = exported_weights(model, positions)
+    config, tensors = exported_weights(model, max_length)
     # Clones: the file format allows no two names for one piece of memory.
     weights = {name: t.cpu().contiguous().clone() for name, t in tensors.items()}
     # The end of a search cannot be source + 50 there: the library has one for all sentences.
-    search = {"num_beams": beam_size, "length_penalty": length_penalty, "max_length": positions}
+    search = {"num_beams": beam_size, "length_penalty": length_penalty, "max_length": max_length}
     files = {
         "config.json": _json(config),
         "generation_config.json": _json({**IDS, "suppress_tokens": [PAD, BEGIN], **search}),
         "tokenizer.json": _tokenizer(subwords),
-        "tokenizer_config.json": _json({**TOKENIZER, "model_max_length": positions}),
+        "tokenizer_config.json": _json({**TOKENIZER, "model_max_length": max_length}),
         "model.safetensors": safetensors.torch.save(weights, {"format": "pt"}),
     }
     for name, content in files.items():  # weights last: nobody loads what is there in part
@@ -111,18 +111,18 @@ def export_translator(
 
 @torch.no_grad()
 def exported_weights(
-    model: Translator, positions: int = 1024
+    model: Translator, max_length: int = 1024
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What ``export_translator`` writes, without writing files.
 
     Args:
         model: the translator.
-        positions: the longest sentence, in subwords.
+        max_length: the longest sentence, in subwords.
 
     Returns:
         The library's settings, and its tensors by name, sharing memory with the model's.
     """
-    check_integer("export_translator", "positions", positions)
+    check_integer("export_translator", "max_length", max_length)
     transformer = model.transformer
     head = _folded(model.layer)
     source, target = transformer.source_embedding.weight, transformer.target_embedding.weight
@@ -133,7 +133,7 @@ def exported_weights(
             "languages; train with encoder.shared=true, or with encoder.norm=post"
         )
     tied = torch.equal(head.weight, target)
-    config = _config(transformer, positions, tied)
+    config = _config(transformer, max_length, tied)
     if transformer.norm == "post":
         config |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": shared}
 
@@ -145,7 +145,7 @@ def exported_weights(
         tensors["model.decoder.embed_tokens.weight"] = target
     if not tied:
         tensors["lm_head.weight"] = head.weight
-    table = sinusoids(0, positions, transformer.output_size, source)
+    table = sinusoids(0, max_length, transformer.output_size, source)
     for side in ("encoder", "decoder"):
         tensors[f"model.{side}.embed_positions.weight"] = table
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
@@ -211,7 +211,7 @@ def _affine(where: str, module: nn.Module, *names: str) -> Named:
 # -- settings and subwords ------------------------------------------------------------------------
 
 
-def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, Any]:
+def _config(transformer: Transformer, max_length: int, tied: bool) -> dict[str, Any]:
     block = transformer.encoder[0]
     pegasus = transformer.norm == "pre"
     sizes: dict[str, Any] = {}
@@ -230,7 +230,7 @@ def _config(transformer: Transformer, positions: int, tied: bool) -> dict[str, A
         **norms,
         "activation_function": "relu",
         "scale_embedding": True,
-        "max_position_embeddings": positions,
+        "max_position_embeddings": max_length,
         "dropout": transformer.dropout,
         "activation_dropout": transformer.dropout,
         "attention_dropout": block.attention.dropout,
