@@ -408,7 +408,7 @@ def test_copies_answer_the_same_and_share_nothing(name, duplicate):
     [
         (lambda tied: MixtureOfSoftmaxes(tied, 5), 0.1),
         (PiecewiseLinearSoftmax, 0.0),
-        (SigSoftmax, 0.0),
+        (SoftcappedSoftmax, 0.0),
         (Mixtape, 0.0),
     ],
 )

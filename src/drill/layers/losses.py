@@ -36,10 +36,11 @@ def head_nll(
     targets: Tensor,  # (...)
     bias: Tensor | None,  # (V,)
     options: LossOptions,
+    sigsoftmax: bool = False,
 ) -> Tensor:
     """-log softmax(context @ weight.T + bias)[targets], by the kernels of ``nll``."""
     settings = options._replace(check=False)._asdict()
-    return nll(context, weight, targets, bias, **settings)
+    return nll(context, weight, targets, bias, sigsoftmax=sigsoftmax, **settings)
 
 
 def adversarial_nll(

@@ -73,17 +73,18 @@ def test_what_is_measured_shows_the_logits_of_plain_pytorch():
     assert spent(256, "reference").largest == 256 * V * 4
 
 
+@pytest.mark.parametrize("sigsoftmax", [False, True])
 @pytest.mark.parametrize(("N", "V", "k"), [(4, 20_000, 16), (750, 500, 16), (400, 1500, 8)])
 @pytest.mark.parametrize(
     ("dtype", "autocast"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)]
 )
-def test_peak_memory_is_the_budget_and_the_gradients(dtype, N, V, k, autocast):
+def test_peak_memory_is_the_budget_and_the_gradients(dtype, N, V, k, autocast, sigsoftmax):
     budget = 2**19
     hidden, weight = (torch.randn(n, k, dtype=dtype, requires_grad=True) for n in (N, V))
     targets = torch.randint(V, (N,))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Allocations() as allocations:
-        options = {"impl": "chunked", "memory": budget, "label_smoothing": 0.1}
-        nll(hidden, weight, targets, **options).backward()
+        options = {"memory": budget, "label_smoothing": 0.1, "sigsoftmax": sigsoftmax}
+        nll(hidden, weight, targets, impl="chunked", **options).backward()
     gradients = (N + V) * k * dtype.itemsize
     tokens = 64 * N  # targets, running sums and the like
     assert allocations.peak <= 1.25 * budget + gradients + tokens

@@ -26,21 +26,25 @@ def padded(monkeypatch):
     monkeypatch.setitem(padding.ALIGN, "cpu", 8)
 
 
-def options(engine: str, memory: int = 2**20, dtype=torch.float32) -> NllOptions:
-    return NllOptions(IGNORE_INDEX, 0.1, dtype, engine, memory)
+def options(
+    engine: str, memory: int = 2**20, dtype=torch.float32, sigsoftmax: bool = False
+) -> NllOptions:
+    return NllOptions(IGNORE_INDEX, 0.1, dtype, engine, memory, sigsoftmax)
 
 
 def head(given: Problem, settings: NllOptions) -> Head:
     return Head(given.hidden, given.weight, given.bias, given.targets, settings)
 
 
+@pytest.mark.parametrize("sigsoftmax", [False, True])
 @BUDGETS
 @every_engine
-def test_the_operator_is_the_loss(engine, memory, padded, nan_in_fresh_memory):
+def test_the_operator_is_the_loss(engine, memory, sigsoftmax, padded, nan_in_fresh_memory):
     given = problem(N, V, k, device=engine.device)
     weights = torch.linspace(0.5, 1.5, N, device=engine.device)
-    found = compiled_nll(head(given, options(engine.impl, memory)))
-    truth = given.loss(impl="reference", reduction="none", label_smoothing=0.1)
+    found = compiled_nll(head(given, options(engine.impl, memory, sigsoftmax=sigsoftmax)))
+    kind = {"label_smoothing": 0.1, "sigsoftmax": sigsoftmax}
+    truth = given.loss(impl="reference", reduction="none", **kind)
     torch.testing.assert_close(found, truth)
     once = torch.autograd.grad(found, given.leaves, weights, retain_graph=True)
     torch.testing.assert_close(once, torch.autograd.grad(truth, given.leaves, weights))

@@ -145,12 +145,19 @@ def no_worse_than_eager(given: Problem, engine: Engine, dtype: torch.dtype, **op
 # -- how exact ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("smoothing", "reduction"), [(0.0, "none"), (0.1, "mean")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reduction": "none"},
+        {"label_smoothing": 0.1},
+        {"sigsoftmax": True, "label_smoothing": 0.1, "reduction": "none"},
+    ],
+    ids=str,
+)
 @every_dtype
 @every_engine_and_size
-def test_errors_are_those_of_plain_pytorch(engine, size, dtype, smoothing, reduction):
+def test_errors_are_those_of_plain_pytorch(engine, size, dtype, options):
     given = problem(*size, dtype=dtype, device=engine.device)
-    options = {"label_smoothing": smoothing, "reduction": reduction}
     no_worse_than_eager(given, engine, dtype, **options)
 
 
@@ -221,7 +228,10 @@ def test_budgets_keep_everything_a_part_and_nothing_in_one_block_of_rows_or_seve
 @every_engine_and_share
 def test_any_memory_budget_is_as_exact(engine, dtype, share, small_blocks):
     given = problem(*BUDGET_SIZE, dtype=dtype, device=engine.device)
-    no_worse_than_eager(given, engine, dtype, memory=budget(dtype, share), label_smoothing=0.1)
+    options = {"memory": budget(dtype, share), "label_smoothing": 0.1}
+    no_worse_than_eager(given, engine, dtype, **options)
+    if dtype == torch.float32:
+        no_worse_than_eager(given, engine, dtype, sigsoftmax=True, **options)
 
 
 # -- which gradients ----------------------------------------------------------------------------
@@ -282,16 +292,17 @@ def test_ignored_targets_may_be_any_label(engine):
     torch.testing.assert_close(found, truth)
 
 
+@pytest.mark.parametrize("sigsoftmax", [False, True])
 @pytest.mark.parametrize("memory", [20 * 4 * 24, 10**6])
 @every_engine
-def test_masked_labels_get_no_probability_and_no_gradient(engine, memory):
+def test_masked_labels_get_no_probability_and_no_gradient(engine, memory, sigsoftmax):
     given = problem(20, 30, 6, device=engine.device)
     with torch.no_grad():
         given.bias[:12] = -torch.inf  # the first chunks hold nothing else
         given.bias[20] = -torch.inf
     given.targets.copy_(torch.arange(20, device=engine.device) % 8 + 12)
-    found = given.solve(impl=engine.impl, memory=memory)
-    torch.testing.assert_close(found, given.solve(impl="reference"))
+    found = given.solve(impl=engine.impl, memory=memory, sigsoftmax=sigsoftmax)
+    torch.testing.assert_close(found, given.solve(impl="reference", sigsoftmax=sigsoftmax))
     assert all(x.isfinite().all() for x in found)
     assert not found[2][:12].any()
     given.targets[0] = 0

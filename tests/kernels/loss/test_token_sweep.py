@@ -55,10 +55,10 @@ def test_half_precision_and_autocast_go_by_labels(caplog):
 
 
 @pytest.mark.parametrize("size", CHUNKED.sizes, ids=str)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_several_blocks_are_as_exact_as_plain_pytorch(size, smoothing, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"sigsoftmax": True}], ids=str)
+def test_several_blocks_are_as_exact_as_plain_pytorch(size, options, monkeypatch):
     monkeypatch.setattr(token_sweep, "BLOCK_ELEMENTS", max(3, size[0] // 3) * size[1])
-    no_worse_than_eager(problem(*size), CHUNKED, torch.float32, label_smoothing=smoothing)
+    no_worse_than_eager(problem(*size), CHUNKED, torch.float32, **options)
 
 
 def test_a_sharp_softmax_keeps_the_digits_of_small_gradients():
@@ -66,6 +66,14 @@ def test_a_sharp_softmax_keeps_the_digits_of_small_gradients():
     with torch.no_grad():
         given.hidden.add_(20 * given.weight[given.targets.clamp(min=0)])
     no_worse_than_eager(given, CHUNKED, torch.float32)
+
+
+@pytest.mark.parametrize("shift", [-300.0, -20.0, 20.0, 300.0])
+def test_sigsoftmax_is_exact_for_logits_of_any_size(shift):
+    given = problem(N, V, k)
+    with torch.no_grad():
+        given.bias.add_(shift)
+    no_worse_than_eager(given, CHUNKED, torch.float32, sigsoftmax=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": 1}, {"reduction": "none"}], ids=str)
@@ -126,7 +134,11 @@ def gpu_sweep(monkeypatch):
 
 
 @numpy_warnings
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "sum"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"label_smoothing": 0.1, "reduction": "sum"}, {"sigsoftmax": True}],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @every_engine_and_size
 def test_the_sweep_of_a_gpu_is_as_exact_as_plain_pytorch(engine, size, dtype, options, gpu_sweep):

@@ -64,11 +64,12 @@ def plan(head: Head, keep: bool) -> Plan:
     ``memory`` is shared out: about half to the chunk at work, a quarter to float32 sums and copies
     of hidden (blocks of rows bound them), the rest to saved chunks.
     """
-    hidden, labels, (_, _, dtype, engine, memory) = head.hidden, head.labels, head.settings
+    hidden, labels = head.hidden, head.labels
+    _, _, dtype, engine, memory, sigsoftmax = head.settings
     device = hidden.device.type
     rows, width = hidden.shape
     # Plain PyTorch makes float32 copies of a chunk as it works.
-    each = dtype.itemsize + (0 if engine == "triton" else 12)
+    each = dtype.itemsize + (0 if engine == "triton" else 12 + 12 * sigsoftmax)
     most = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
     most = max(1, min(most, memory // 2 // each))
     # Per element of hidden: float32 sums of its gradient; of hidden and weight: copies in the dtype
@@ -122,7 +123,7 @@ def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iter
 
 def fits_in_one_chunk(head: Head) -> bool:
     """Whether all logits fit into memory as one saved chunk, which an engine changes in place."""
-    _, _, dtype, engine, memory = head.settings
+    dtype, engine, memory = head.settings[2:5]
     if engine != "triton":
         return False
     rows, width = head.hidden.shape

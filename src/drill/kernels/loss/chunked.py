@@ -54,7 +54,8 @@ def forward_pass(
             hidden[tile.rows].to(dtype), weight[tile.labels].to(dtype), part, logits, passes
         )
         first = tile.left == 0
-        passes.reduce(logits, part, targets[tile.rows], tile.left, sums.rows(tile.rows), first)
+        own = targets[tile.rows]
+        passes.reduce(logits, part, own, tile.left, sums.rows(tile.rows), settings, first)
     losses, lse = passes.finish(sums, targets, settings, head.labels)
     return losses, lse, saved
 

@@ -21,9 +21,10 @@ def nll_op(
     dtype: torch.dtype,
     engine: str,
     memory: int,
+    sigsoftmax: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
+    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory, sigsoftmax)
     head = Head(hidden, weight, bias, targets, settings)
     saved = hidden.new_empty(max_saved_elements(head, keep), dtype=dtype)
     losses, lse, _ = forward_pass(head, keep, saved)
@@ -53,9 +54,10 @@ def nll_backward_op(
     dtype: torch.dtype,
     engine: str,
     memory: int,
+    sigsoftmax: bool,
     wanted: list[bool],
 ) -> list[Tensor]:
-    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory)
+    settings = NllOptions(ignore_index, smoothing, dtype, engine, memory, sigsoftmax)
     head = Head(hidden, weight, bias, targets, settings)
     own = saved.clone() if saved.numel() else None  # an operator must not write into its inputs
     grads = backward_pass(head, scale, lse, own, cast(Wanted, tuple(wanted)))
@@ -87,8 +89,8 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     made = iter(nll_backward_op(grad, *ctx.saved_tensors, *ctx.settings, wanted))
     return (
         *(next(made) if want else None for want in wanted),
-        *(None for _ in range(7)),
-    )  # targets, five options, keep
+        *(None for _ in range(8)),
+    )  # targets, six options, keep
 
 
 nll_op.register_autograd(_backward, setup_context=_setup_context)

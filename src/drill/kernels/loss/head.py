@@ -17,6 +17,7 @@ class NllOptions(NamedTuple):
     dtype: torch.dtype  # of the products
     engine: str
     memory: int
+    sigsoftmax: bool = False  # scores are z + log sigmoid(z) of the logits z
 
 
 class Head(NamedTuple):

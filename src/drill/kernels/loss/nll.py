@@ -64,6 +64,7 @@ def nll(
     reduction: Reduction = "mean",
     ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
+    sigsoftmax: bool = False,
     impl: Implementation = "auto",
     memory: int = DEFAULT_MEMORY,
     check: bool = True,
@@ -85,6 +86,7 @@ def nll(
         reduction: "mean" over the tokens that are not ignored, "sum" or "none".
         ignore_index: a target that is left out.
         label_smoothing: as in ``F.cross_entropy``.
+        sigsoftmax: normalise exp(z) sigmoid(z) of the logits z, not exp(z).
         impl: "reference", "chunked", "triton" or "auto".
         memory: most bytes that "chunked" and "triton" use beyond inputs and gradients.
         check: raise IndexError if a target is no label; on a GPU this waits for the device. Without
@@ -108,9 +110,9 @@ def nll(
         require_triton(hidden.device, dtype)
 
     if impl == "reference":
-        losses = _reference(rows, weight, flat, bias, ignore_index, label_smoothing)
+        losses = _reference(rows, weight, flat, bias, ignore_index, label_smoothing, sigsoftmax)
         return reduce_losses(losses.view(targets.shape), targets, reduction, ignore_index)
-    settings = NllOptions(ignore_index, label_smoothing, dtype, impl, memory)
+    settings = NllOptions(ignore_index, label_smoothing, dtype, impl, memory, sigsoftmax)
     head = Head(rows, weight, None if bias is None else bias.contiguous(), flat, settings)
     if torch.compiler.is_compiling():
         losses = compiled_nll(head)
@@ -189,11 +191,14 @@ def _reference(
     bias: Tensor | None,  # (V,)
     ignore_index: int,
     label_smoothing: float,
+    sigsoftmax: bool,
 ) -> Tensor:  # (N,)
     logits = F.linear(hidden, weight)  # (N, V) <- the tensor the other implementations avoid
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if bias is not None:
         logits = logits + bias
+    if sigsoftmax:
+        logits = logits + F.logsigmoid(logits)
     return token_losses(logits, targets, ignore_index, label_smoothing)
 
 

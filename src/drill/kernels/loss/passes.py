@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.loss.head import NllOptions
@@ -49,6 +50,7 @@ class TorchEngine:
         targets: Tensor,  # (R,)
         left: int,
         sums: Sums,  # (R,) each, written
+        settings: NllOptions,
         first: bool,
     ) -> None:
         """Add one chunk to the sums; for the ``first`` of a row they are empty."""
@@ -62,6 +64,8 @@ class TorchEngine:
         wide = logits.to(peak.dtype)
         if bias is not None:
             wide = wide + bias
+        if settings.sigsoftmax:
+            wide = wide + F.logsigmoid(wide)
         column, inside = target_column(targets, left, logits.shape[1])
         hit.copy_(torch.where(inside, wide.gather(1, column[:, None])[:, 0], hit))
         if total is not None:
@@ -90,7 +94,7 @@ class TorchEngine:
         """``reduce`` and ``finish`` of a chunk with all labels."""
         exact = torch.promote_types(logits.dtype, torch.float32)
         sums = empty_sums(logits, exact, settings.smoothing)
-        self.reduce(logits, bias, targets, 0, sums, first=True)
+        self.reduce(logits, bias, targets, 0, sums, settings, first=True)
         return self.finish(sums, targets, settings, logits.shape[1])
 
     def gather(
@@ -116,20 +120,33 @@ class TorchEngine:
         labels: int,
         summed: bool,
     ) -> Tensor | None:  # (C,) sum over rows, if asked for
-        """(softmax - (1 - smoothing) onehot - smoothing / V) * scale, in place; 0 where ignored."""
+        """(softmax - (1 - smoothing) onehot - smoothing / V) * scale, in place; 0 where ignored.
+
+        Of sigsoftmax times the slope of the scores.
+        """
         smoothing = settings.smoothing
         wide = logits.to(lse.dtype)  # the same tensor when it is wide already
         if bias is not None:
             wide = wide.add_(bias) if wide is logits else wide + bias
+        slope = add_log_sigmoid(wide) if settings.sigsoftmax else None
         wide.sub_(lse[:, None]).exp_()
         if smoothing:
             wide.sub_(smoothing / labels)
         column, inside = target_column(targets, left, logits.shape[1])
         wide.scatter_add_(1, column[:, None], inside[:, None].to(wide.dtype) * (smoothing - 1))
         wide.mul_(torch.where(targets == settings.ignore_index, 0, scale)[:, None])
+        if slope is not None:
+            wide.mul_(slope)
         if wide is not logits:
             logits.copy_(wide)
         return wide.sum(0) if summed else None
+
+
+def add_log_sigmoid(z: Tensor) -> Tensor:
+    """z += log sigmoid(z), the scores of sigsoftmax; gives their slope, 2 - sigmoid(z)."""
+    log_sigmoid = F.logsigmoid(z)
+    z.add_(log_sigmoid)
+    return log_sigmoid.exp_().neg_().add_(2)
 
 
 def target_column(targets: Tensor, left: int, width: int) -> tuple[Tensor, Tensor]:

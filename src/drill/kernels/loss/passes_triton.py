@@ -21,6 +21,11 @@ _PROGRAMS = 4096
 
 
 @triton.jit
+def _log_sigmoid(z):
+    return tl.minimum(z, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(z)))
+
+
+@triton.jit
 def _reduce(
     logits,  # (R, C), rows ``stride`` apart
     bias,  # (C,)
@@ -40,6 +45,7 @@ def _reduce(
     FIRST: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_TOTAL: tl.constexpr,
+    SIGSOFTMAX: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -66,6 +72,8 @@ def _reduce(
             else:
                 b = tl.load(bias + column, mask=column < columns, other=0.0)
             x += b.to(tl.float32)[None, :]
+        if SIGSOFTMAX:
+            x += _log_sigmoid(x)
         x = tl.where(inside, x, -float("inf"))
         higher = tl.maximum(m, tl.max(x, 1))
         # A row of -inf so far has no mass; -inf - -inf would make it NaN.
@@ -80,6 +88,8 @@ def _reduce(
     t = tl.load(logits + line + target, mask=known, other=float("nan")).to(tl.float32)
     if HAS_BIAS:
         t += tl.load(bias + target, mask=known, other=0.0).to(tl.float32)
+    if SIGSOFTMAX:
+        t += _log_sigmoid(t)
     if WHOLE:
         z = m + tl.log(s)
         loss = z - t
@@ -140,6 +150,7 @@ def _differentiate(
     scale_stride,
     HAS_BIAS: tl.constexpr,
     HAS_PARTIAL: tl.constexpr,
+    SIGSOFTMAX: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -162,8 +173,13 @@ def _differentiate(
         label = tl.load(targets + row, mask=valid, other=0).to(tl.int64)
         g = tl.load(scale + row * scale_stride, mask=valid & (label != ignore_index), other=0.0)
         target = label - left
+        if SIGSOFTMAX:
+            slope = 2.0 - tl.sigmoid(x)
+            x += _log_sigmoid(x)
         p = tl.exp(x - z[:, None]) - uniform
         p = tl.where(column[None, :] == target[:, None], p - certain, p)
+        if SIGSOFTMAX:
+            p *= slope
         p = tl.where(valid[:, None] & inside[None, :], p * g[:, None], 0.0)
         tl.store(at, p.to(logits.dtype.element_ty), mask=room)
         if HAS_PARTIAL:
@@ -183,21 +199,19 @@ class TritonEngine(TorchEngine):
         targets: Tensor,
         left: int,
         sums: Sums,
+        settings: NllOptions,
         first: bool,
     ) -> None:
-        self._reduce(logits, bias, targets, (*sums, None), left, 0, 0.0, whole=False, first=first)
+        self._reduce(logits, bias, targets, (*sums, None), left, settings, first=first)
 
     def whole(
         self, logits: Tensor, bias: Tensor | None, targets: Tensor, settings: NllOptions
     ) -> tuple[Tensor, Tensor]:
-        ignore_index, smoothing = settings.ignore_index, settings.smoothing
         # Not two halves of one tensor: what an operator returns must share no memory.
         losses, lse = (logits.new_empty(logits.shape[0], dtype=torch.float32) for _ in range(2))
         # With smoothing the kernel keeps its sum of logits, but stores none.
-        outputs = (lse, None, None, lse if smoothing else None, losses)
-        self._reduce(
-            logits, bias, targets, outputs, 0, ignore_index, smoothing, whole=True, first=True
-        )
+        outputs = (lse, None, None, lse if settings.smoothing else None, losses)
+        self._reduce(logits, bias, targets, outputs, 0, settings, first=True)
         return losses, lse
 
     def _reduce(
@@ -207,9 +221,7 @@ class TritonEngine(TorchEngine):
         targets: Tensor,
         outputs: tuple[Tensor | None, ...],  # peak, mass, hit, total, losses
         left: int,
-        ignore_index: int,
-        smoothing: float,
-        whole: bool,
+        settings: NllOptions,
         first: bool,
     ) -> None:
         rows, columns = logits.shape
@@ -225,12 +237,13 @@ class TritonEngine(TorchEngine):
             columns,
             logits.stride(0),
             left,
-            ignore_index,
-            smoothing,
-            WHOLE=whole,
+            settings.ignore_index,
+            settings.smoothing,
+            WHOLE=outputs[4] is not None,
             FIRST=first,
             HAS_BIAS=bias is not None,
             HAS_TOTAL=outputs[3] is not None,
+            SIGSOFTMAX=settings.sigsoftmax,
             ROWS=height,
             BLOCK=min(_REDUCE_BLOCK // height, triton.next_power_of_2(columns)),
             num_warps=8,
@@ -285,6 +298,7 @@ class TritonEngine(TorchEngine):
             scale.stride(0),
             HAS_BIAS=bias is not None,
             HAS_PARTIAL=summed,
+            SIGSOFTMAX=settings.sigsoftmax,
             ROWS=_ROWS,
             COLUMNS=_COLUMNS,
             num_warps=4,

@@ -21,6 +21,7 @@ import logging
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from drill.kernels.loss.chunk_plan import MIN_BLOCK, ROW_BYTES, fits_in_one_chunk
@@ -67,6 +68,8 @@ def _why_not(reduction: str, head: Head) -> str | None:
     if hidden.device.type == "cpu":
         if settings.engine != "chunked":
             return "Triton's kernels are for a GPU"
+        if settings.sigsoftmax and settings.smoothing:
+            return "smoothing needs the sum of the scores, a logarithm for each"
         if settings.dtype.itemsize < 4 or not settings.dtype == hidden.dtype == head.weight.dtype:
             return "products in half precision need extra sums in float32"
         return None
@@ -79,19 +82,20 @@ def _why_not(reduction: str, head: Head) -> str | None:
 
 def _cpu_room(head: Head) -> int:
     """Rows that fit: besides its logits, each has a copy of its hidden state."""
-    each = sum(head.weight.shape) * head.settings.dtype.itemsize
+    labels, width = head.weight.shape
+    each = (labels * (1 + head.settings.sigsoftmax) + width) * head.settings.dtype.itemsize
     return (head.settings.memory - ROW_BYTES * head.hidden.shape[0]) // each
 
 
 def _gpu_room(head: Head) -> int:
     """Rows that fit next to the labels in the dtype of the products and float32 sums for them."""
-    hidden, weight, _, _, (_, _, dtype, engine, memory) = head
+    hidden, weight, _, _, (_, _, dtype, engine, memory, sigsoftmax) = head
     size, (labels, width) = dtype.itemsize, weight.shape
     padded = aligned(labels, weight.device.type)
     once = ROW_BYTES * hidden.shape[0]
     once += padded * width * size if dtype != weight.dtype or padded != labels else 0
     once += padded * width * 4 if weight.dtype.itemsize < 4 else 0
-    copies = 0 if engine == "triton" else 12  # plain PyTorch's, in float32
+    copies = 0 if engine == "triton" else 12 + 12 * sigsoftmax  # plain PyTorch's, in float32
     each = padded * (size + copies) + width * (size if dtype != hidden.dtype else 0)
     return (memory - once) // each
 
@@ -162,16 +166,40 @@ def _cpu_block(
         hit = (1 - smoothing) * hit + smoothing * logits.mean(1, keepdim=True)
     peak = logits.amax(1, keepdim=True)
     peak = torch.where(peak == -torch.inf, 0, peak)  # -inf - -inf would be NaN
-    mass = logits.sub_(peak).exp_().sum(1, keepdim=True)
+    logits.sub_(peak).exp_()
+    slope = None
+    if settings.sigsoftmax:
+        hit = hit + F.logsigmoid(hit)
+        slope = _times_sigmoid(logits, peak)
+        peak = peak + peak.clamp(max=0)
+    mass = logits.sum(1, keepdim=True)
     losses = torch.where(known, mass.log() + peak - hit, torch.nan)[:, 0]
     # From here on logits are m times their gradients.
     if smoothing:
         logits.sub_(mass * (smoothing / labels))
     logits.scatter_add_(1, column, torch.where(known, mass * (smoothing - 1), 0))
+    if slope is not None:
+        logits.mul_(slope)
     factor = torch.where(targets == settings.ignore_index, 0, share)[:, None] / mass
     if bias_grad is not None:
         bias_grad.addmv_(logits.t(), factor[:, 0])
     return losses, factor
+
+
+def _times_sigmoid(
+    e: Tensor,  # (R, V), exp(z - peak); becomes exp(z) sigmoid(z) / exp(peak + min(peak, 0))
+    peak: Tensor,  # (R, 1)
+) -> Tensor:  # (R, V)
+    """Sigsoftmax without another exponential; gives the slope of its scores, 2 - sigmoid(z).
+
+    sigmoid(z) = b e / (a + b e),    a = exp(-max(peak, 0)),  b = exp(min(peak, 0))
+    """
+    a, b = (-peak).clamp(max=0).exp(), peak.clamp(max=0).exp()
+    a.clamp_(min=torch.finfo(e.dtype).tiny)  # e may be 0, too
+    part = (e * b).add_(a)
+    torch.div(e, part, out=part)
+    e.mul_(part)
+    return part.mul_(-b).add_(2)
 
 
 class _OneSweep(torch.autograd.Function):

@@ -20,7 +20,7 @@ from drill.kernels.runtime.dispatch import upcast
 from drill.layers.base import MatrixLayer
 from drill.layers.checks import check_integer, check_positive
 from drill.layers.label_source import factory_kwargs
-from drill.layers.losses import adversarial_delta, target_rows
+from drill.layers.losses import LossOptions, adversarial_delta, head_nll, target_rows
 from drill.layers.wrappers.base import ScoreLayer
 
 SOFTPLUS_INVERSE_OF_ONE = math.log(math.expm1(1.0))
@@ -73,11 +73,18 @@ class SigSoftmax(PointwiseLayer):
     """p(y | h) = exp(z_y) sigmoid(z_y) / sum_v exp(z_v) sigmoid(z_v) (Kanai et al., 2018).
 
     f(z) = z + log sigmoid(z): slope 2 far below zero, where it squares the odds, and 1 far above,
-    where it is a plain softmax. Adds no parameters.
+    where it is a plain softmax. Adds no parameters. The loss has the kernels of a plain softmax.
 
     Args:
         layer: the MatrixLayer that gives the logits z.
     """
+
+    def checked_nll(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+        (context,), weight = self._read(hidden)
+        return head_nll(context, weight, targets, self.bias, options, sigsoftmax=True)
+
+    def kernel_summary(self, tokens: int) -> list[str]:
+        return self.layer.kernel_summary(tokens)
 
     def transform(self, logits: Tensor) -> Tensor:
         return logits + F.logsigmoid(logits)
