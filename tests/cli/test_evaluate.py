@@ -55,7 +55,7 @@ def saved(workspace: Path, run: str = "tiny") -> list[dict]:
 def test_evaluate_prints_both_normalisations_and_saves_them(rows, workspace):
     valid, test = rows("evaluate", "runs/tiny", *CPU)
     assert (valid["split"], test["split"]) == ("valid", "test")
-    assert all(row["published"] < row["perplexity"] for row in (valid, test))
+    assert all(row["perplexity_all_tokens"] < row["perplexity"] for row in (valid, test))
     tested = RunFolder(workspace / "runs/tiny").test_row()
     assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-6)
     assert saved(workspace)[-2:] == [valid, test]

@@ -27,8 +27,8 @@ def test_numbers_of_a_tiny_corpus_by_hand():
     assert found.nll == pytest.approx(nll, abs=1e-12)
     assert found.loss == pytest.approx(nll / 4, abs=1e-12)
     assert found.perplexity == pytest.approx(math.exp(nll / 4), abs=1e-9)
-    assert found.published_loss == pytest.approx(nll / 6, abs=1e-12)
-    assert found.published_perplexity == pytest.approx(math.exp(nll / 6), abs=1e-9)
+    assert found.loss_all_tokens == pytest.approx(nll / 6, abs=1e-12)
+    assert found.perplexity_all_tokens == pytest.approx(math.exp(nll / 6), abs=1e-9)
 
 
 @every_layer

@@ -207,9 +207,10 @@ def test_outcome_is_that_of_the_saved_weights(tmp_path, layer):
     *epochs, last = rows(tmp_path)
     assert last == {
         "kind": "test", "epoch": outcome.best_epoch, "valid_loss": valid.nll / 110,
-        "valid_perplexity": math.exp(valid.nll / 110), "valid_published": math.exp(valid.nll / 120),
+        "valid_perplexity": math.exp(valid.nll / 110),
+        "valid_all_tokens": math.exp(valid.nll / 120),
         "test_loss": test.nll / 89, "test_perplexity": math.exp(test.nll / 89),
-        "test_published": math.exp(test.nll / 90),
+        "test_all_tokens": math.exp(test.nll / 90),
         "weights_fingerprint": fingerprint_in(RunFolder(tmp_path).best),
     }  # fmt: skip
     assert min(row["valid_loss"] for row in epochs) == last["valid_loss"]

@@ -36,7 +36,7 @@ def test_a_row_says_what_was_measured_and_where(tmp_path):
     assert json.loads(path.read_text()) == {
         "kind": "result", "name": "tied", "recipe": "ptb-tied", "layer": "tied",
         "parameters": 24_221_600, "seed": 28, "epochs": 3, "best_epoch": 2, "valid": 60.5,
-        "test": 58.0, "valid_published": 60.47, "test_published": 57.999, "seconds": 39.5,
+        "test": 58.0, "valid_all_tokens": 60.47, "test_all_tokens": 57.999, "seconds": 39.5,
         "tokens_per_second": 74_002.0, "device": "NVIDIA H200", "commit": "abc1234",
         "torch": "2.11.0", "precision": "tf32", "recorded": "2026-11-15T09:30:00+00:00",
         "note": "first try", "evaluations": [], "extra": {"dynamic_test": 51.2},
@@ -161,6 +161,13 @@ def test_rows_of_other_versions_are_read(tmp_path, path):
     older = {key: written[key] for key in written if key not in later}
     path.write_text(json.dumps(older) + "\n")
     assert read(path) == [dataclasses.replace(row, **later)]
+    with_old_keys = path.read_text().replace('_all_tokens"', '_published"')
+    path.write_text(
+        with_old_keys.replace('"evaluations": []', '"evaluations": [{"published": 50.0}]')
+    )
+    (found,) = read(path)
+    assert found.evaluations == [{"perplexity_all_tokens": 50.0}]
+    assert found.test_all_tokens == row.test_all_tokens
     first = read(ROOT / "results/runs.jsonl")[0]
     assert (first.changes, first.settings) == (None, {})
 

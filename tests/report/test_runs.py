@@ -28,7 +28,7 @@ def test_a_run_that_is_still_going_has_no_test(tmp_path):
         stream.write('{"kind": "epoch", "epo')  # being written
     run = read_run(folder)
     assert (run.epochs, run.best_epoch, run.valid, run.test) == (3, 2, 100.0, None)
-    assert run.valid_published == pytest.approx(99.97)
+    assert run.valid_all_tokens == pytest.approx(99.97)
     assert run.seconds == 37.5
     (folder / "metrics.jsonl").unlink()
     run = read_run(folder)
@@ -148,7 +148,7 @@ def test_the_last_evaluation_of_each_kind_split_and_setting_counts(folder):
     assert read_run(folder).evaluations == ()
     dynamic = {
         **of_weights(folder), "kind": "dynamic", "split": "test", "perplexity": 52.0,
-        "published": 51.9, "lr": 1e-4,
+        "perplexity_all_tokens": 51.9, "lr": 1e-4,
     }  # fmt: skip
     rows = [
         {**dynamic, "perplexity": 60.0},

@@ -66,10 +66,10 @@ def test_evaluations_table_has_the_papers_figures(tmp_path):
     write_evaluations(
         tuned,
         [
-            {**cache, "split": "test", "perplexity": 53.1, "published": 53.0},
-            {**step, "split": "valid", "perplexity": 52.0, "published": 51.9, "seconds": 1.0},
-            {**step, "split": "test", "perplexity": 51.5, "published": None, "seconds": 2.0},
-            {**step, "split": "train", "perplexity": 9.0, "published": 9.0},
+            {**cache, "split": "test", "perplexity": 53.1, "perplexity_all_tokens": 53.0},
+            {**step, "split": "valid", "perplexity": 52.0, "perplexity_all_tokens": 51.9},
+            {**step, "split": "test", "perplexity": 51.5, "seconds": 2.0},
+            {**step, "split": "train", "perplexity": 9.0, "perplexity_all_tokens": 9.0},
         ],
     )
     plain = write_run(tmp_path / "plain")
@@ -85,7 +85,7 @@ def test_evaluations_table_has_the_papers_figures(tmp_path):
 
 def test_both_figures_of_an_evaluation_are_by_the_same_settings(tmp_path):
     run = write_run(tmp_path / "run", recipe="ptb-tied-finetune")
-    row = {"kind": "cache", "published": 54.0, **of_weights(run)}
+    row = {"kind": "cache", "perplexity_all_tokens": 54.0, **of_weights(run)}
 
     def found(*said: tuple[str, float, float]) -> tuple[str | None, ...]:
         keys = ("split", "theta", "perplexity")

@@ -60,8 +60,8 @@ if command not in ("train", "finetune"):
         weights |= {"rank_absolute": 10, "rank_relative": 18 if folder.name[0] == "b" else 14}
         weights, splits = {**weights, "rank_bound": 18, "bands": bands}, splits[1:]
     write("evaluations.jsonl", [
-        {"kind": kind, "split": split, "perplexity": 50.0, "published": 49.9, "seconds": 30.0,
-         "batch_size": size if command == "words" else 1, **weights}
+        {"kind": kind, "split": split, "perplexity": 50.0, "perplexity_all_tokens": 49.9,
+         "seconds": 30.0, "batch_size": size if command == "words" else 1, **weights}
         for split, size in splits
     ])
     sys.exit()
@@ -74,7 +74,7 @@ about = {"seed": int(folder.name.split("-")[2]), "device": "a GPU", "commit": "a
 (folder / "environment.json").write_text(json.dumps(about))
 def epoch(number, valid):
     return {"kind": "epoch", "epoch": number, "step": 10 * number, "valid_perplexity": valid,
-            "valid_published": valid, "elapsed": 60.0 * number}
+            "valid_all_tokens": valid, "elapsed": 60.0 * number}
 if behaviour == "wait" and not (folder / "metrics.jsonl").exists():
     signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     write("metrics.jsonl", [epoch(1, valid + 10)])
@@ -85,7 +85,7 @@ if behaviour == "wait" and not (folder / "metrics.jsonl").exists():
 write("metrics.jsonl", [epoch(1, valid + 10), epoch(2, valid)])
 write("metrics.jsonl", [
     {"kind": "test", "epoch": 2, "valid_perplexity": valid, "test_perplexity": test,
-     "valid_published": valid, "test_published": test, "elapsed": 121.0,
+     "valid_all_tokens": valid, "test_all_tokens": test, "elapsed": 121.0,
      "weights_fingerprint": "f" * 64, **more}
 ])
 (folder / "best.safetensors").write_bytes(b"")

@@ -175,7 +175,7 @@ def perplexity_row(
         "tokens": scores.tokens,
         "loss": scores.loss,
         "perplexity": scores.perplexity,
-        "published": scores.published_perplexity,
+        "perplexity_all_tokens": scores.perplexity_all_tokens,
         **({} if scores.bytes is None else {"bits_per_byte": scores.bits_per_byte}),
         "seconds": round(time.monotonic() - start, 3),
         "batch_size": scores.batch_size,
@@ -190,7 +190,7 @@ def perplexity_row(
     adapted = "" if kind == "plain" else f"{kind}, "
     line = (
         f"{adapted}{text_name(row)}: perplexity {scores.perplexity:.3f}  {bits}"
-        f"(over all tokens, as papers count: {scores.published_perplexity:.3f})  "
+        f"(over all tokens, as papers count: {scores.perplexity_all_tokens:.3f})  "
         f"loss {scores.loss:.4f}  {scores.tokens:,} tokens{unknown}, batch size "
         f"{scores.batch_size}  {row['seconds']:.1f} s" + (f"  [{shown}]" if shown else "")
     )

@@ -60,7 +60,7 @@ class Perplexity(Score):
         return None if self.bytes is None else self.nll / math.log(2.0) / self.bytes
 
     @property
-    def published_loss(self) -> float:
+    def loss_all_tokens(self) -> float:
         """The sum divided by all tokens, as the released code of the published results has it.
 
         Lower than ``loss`` by (rows - 1) / rows; only for comparing with printed numbers.
@@ -68,11 +68,11 @@ class Perplexity(Score):
         return self.nll / (self.tokens + self.batch_size)
 
     @property
-    def published_perplexity(self) -> float:
-        return perplexity_of(self.published_loss)
+    def perplexity_all_tokens(self) -> float:
+        return perplexity_of(self.loss_all_tokens)
 
     def row(self, split: str) -> dict[str, float]:
-        row = super().row(split) | {f"{split}_published": self.published_perplexity}
+        row = super().row(split) | {f"{split}_all_tokens": self.perplexity_all_tokens}
         bits = self.bits_per_byte
         return row if bits is None else row | {f"{split}_bits_per_byte": bits}
 

@@ -23,8 +23,8 @@ OWN_FILES = "files"
 TRANSLATION = "translation"  # used for its words by frequency; metrics.jsonl has the scores
 BANDS = ("word_bands", "subword_bands")
 
-MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "published", "seconds"}
-MEASURED |= {"weights", "weights_epoch", "weights_step", "weights_steps", "batch_size"}
+MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "perplexity_all_tokens"}
+MEASURED |= {"seconds", "weights", "weights_epoch", "weights_step", "weights_steps", "batch_size"}
 MEASURED |= {"lines", "bleu", "tokenised_bleu", "chrf", "exact", "bits_per_byte", "bands", *BANDS}
 MEASURED |= {"rank_tokens", "rank_absolute", "rank_relative", "rank_bound"}
 MEASURED |= {"types", "text_perplexity", "mass_elsewhere"}

@@ -42,7 +42,7 @@ class Row(RunFigures):
     extra: dict[str, Any]  # further figures
     # What follows is missing in older rows.
     curve: list[list[float | None]] = field(default_factory=list)
-    """[epoch, valid, valid_published] of the last validation of each epoch."""
+    """[epoch, valid, valid_all_tokens] of the last validation of each epoch."""
     validations: list[list[float | None]] = field(default_factory=list)
     """[step, valid, train, elapsed] of every validation: train is the training perplexity since the
     epoch began, elapsed is in seconds. Older rows have the first two or three."""
@@ -181,7 +181,7 @@ def _row(run: RunSummary, note: str, extra: Mapping[str, Any], now: datetime) ->
         "settings": json.loads(json.dumps(settings, default=str), parse_constant=str),
         "extra": json.loads(json.dumps({**run.extra, **extra}, allow_nan=False)),
         "curve": [
-            [rounded_epochs(e.epochs_done), as_finite(e.valid), as_finite(e.valid_published)]
+            [rounded_epochs(e.epochs_done), as_finite(e.valid), as_finite(e.valid_all_tokens)]
             for e in run.curve
         ],
         "validations": [
@@ -208,7 +208,7 @@ def _read_all(path: Path) -> list[AnyRow]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = json.loads(_with_new_keys(line))
             if "benchmark" in values:
                 continue
             if "settings" in values:
@@ -221,6 +221,13 @@ def _read_all(path: Path) -> list[AnyRow]:
                 f"line {number} is not a row of a ledger", key=str(path), hint="remove that line"
             ) from None
     return rows
+
+
+def _with_new_keys(line: bytes) -> bytes:
+    """Older rows call a perplexity over all tokens ``published``, as if others had measured it."""
+    for key in (b"valid", b"test"):
+        line = line.replace(b'"%b_published":' % key, b'"%b_all_tokens":' % key)
+    return line.replace(b'"published":', b'"perplexity_all_tokens":')
 
 
 def _without_cut_line(content: bytes) -> bytes:

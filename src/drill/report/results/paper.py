@@ -1,6 +1,6 @@
 """Results of the paper by recipe: Pappas & Henderson, ICML 2019, tables 1, 2 and 4.
 
-Its perplexities divide by all tokens, so compare them with our ``*_published`` ones; those of
+Its perplexities divide by all tokens, so compare them with our ``*_all_tokens`` ones; those of
 dynamic evaluation divide by the predicted tokens, as our ``perplexity`` does. Compare its BLEU with
 our ``tokenised_bleu``. Most of its rows are finetuned models (`drill finetune`).
 """

@@ -29,7 +29,7 @@ class Validation(NamedTuple):
     epoch: int  # 0: before any training
     step: int | None
     valid: float  # NaN or infinite where training went wrong
-    valid_published: float | None
+    valid_all_tokens: float | None
     train: float | None
     elapsed: float | None  # seconds since the run began
     epochs_done: float  # with the fraction of the present one
@@ -47,7 +47,7 @@ class TrainingPoint(NamedTuple):
 class RunFigures:
     """The figures of a run, which a ledger has too; None: unknown.
 
-    Perplexities are per predicted token and of the epoch with the best validation; ``*_published``
+    Perplexities are per predicted token and of the epoch with the best validation; ``*_all_tokens``
     divide by all tokens, as published results do.
     """
 
@@ -60,8 +60,8 @@ class RunFigures:
     best_epoch: int | None
     valid: float | None
     test: float | None
-    valid_published: float | None
-    test_published: float | None
+    valid_all_tokens: float | None
+    test_all_tokens: float | None
     seconds: float | None
     tokens_per_second: float | None  # median over epochs
     device: str | None  # "a, then b" if resumed on another device
@@ -233,7 +233,7 @@ def _validation(row: Mapping[str, Any]) -> Validation:
         row["epoch"],
         row.get("step"),
         math.nan if valid is None else valid,
-        as_number(row.get("valid_published")),
+        as_number(row.get("valid_all_tokens")),
         as_number(row.get("train_perplexity")),
         as_finite(row.get("elapsed")),
         _epochs_done(row),
@@ -269,10 +269,10 @@ def _best(curve: list[Validation], test: Mapping[str, Any]) -> dict[str, Any]:
     figures: dict[str, Any] = {"best_epoch": test.get("epoch")}
     for split in ("valid", "test"):
         figures[split] = as_finite(test.get(f"{split}_perplexity"))
-        figures[f"{split}_published"] = as_finite(test.get(f"{split}_published"))
+        figures[f"{split}_all_tokens"] = as_finite(test.get(f"{split}_all_tokens"))
     finite = [point for point in curve if math.isfinite(point.valid)]
     if finite and figures["valid"] is None:
         best = min(finite, key=lambda point: point.valid)
         figures |= {"best_epoch": best.epoch, "valid": best.valid}
-        figures["valid_published"] = best.valid_published
+        figures["valid_all_tokens"] = best.valid_all_tokens
     return figures
