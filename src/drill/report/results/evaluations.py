@@ -14,13 +14,13 @@ from drill.training.run.checkpoint import fingerprint_in
 from drill.training.run.folder import RunFolder, read_rows
 
 DYNAMIC_AND_CACHE = ("dynamic", "cache")  # kinds that metrics.jsonl does not have
-HELD_OUT = "words"  # as above: scores of held-out words
+HELD_OUT_WORDS = "words"  # as above: scores of held-out words
 ANALYSIS = "analyse"  # loss by frequency and rank of the log-probabilities, on the test text
-RECORDED = (*DYNAMIC_AND_CACHE, HELD_OUT, ANALYSIS)
+RECORDED = (*DYNAMIC_AND_CACHE, HELD_OUT_WORDS, ANALYSIS)
 OWN_FILES = "files"
 """The ``split`` of an evaluation of other files: ``text``, or ``source`` and ``reference``."""
 
-TRANSLATION = "translation"  # used for its words by frequency; metrics.jsonl has the scores
+WORD_ACCURACY = "translation"  # for accuracy by word frequency; metrics.jsonl has the scores
 BANDS = ("word_bands", "subword_bands")
 
 MEASURED = {"run", "kind", "split", "tokens", "loss", "perplexity", "perplexity_all_tokens"}

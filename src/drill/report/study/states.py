@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from drill.errors import SettingsError
-from drill.report.results.evaluations import TRANSLATION, Evaluation, last_pair
+from drill.report.results.evaluations import WORD_ACCURACY, Evaluation, last_pair
 from drill.report.results.ledger import FailedJob, Row, read, read_failures
 from drill.report.results.run_files import known
 from drill.report.study.plan import ANALYSE, BLEU, Job, Plan, identity
@@ -138,7 +138,7 @@ def is_run_of(job: Job, folder: RunFolder) -> bool:
 
 def evaluation_kind(stage: str) -> str:
     """The kind of evaluation that a stage makes, as in a run's evaluations.jsonl."""
-    return TRANSLATION if stage == BLEU else stage
+    return WORD_ACCURACY if stage == BLEU else stage
 
 
 def stage_results(row: Row, stage: str) -> list[Evaluation]:
