@@ -94,15 +94,16 @@ def changes_table(text: TextBands) -> Table:
         f"Change of loss against {base}, negative is better: in nats per token; in percent by "
         "types every word weighs the same, by tokens every occurrence."
     )
-    sure = [
+    unreliable = [
         f"{change.label}: {change.sure:,} of {change.types:,}"
         for change in next(iter(text.changes.values()), ())
         if not change.by_types_is_meaningful
     ]
-    if sure:
+    if unreliable:
         note += (
             f" By types is left out where {base} loses less than {SURE} nats a token on more than "
-            f"{FEW:.0%} of the words, of which a ratio says nothing ({'; '.join(sure)} words)."
+            f"{FEW:.0%} of the words, of which a ratio says nothing "
+            f"({'; '.join(unreliable)} words)."
         )
     left_out = [f"Without {' and '.join(text.left_out)}."] if text.left_out else []
     return Table.of(rows, [note, *left_out], f"Loss against {base}")
@@ -164,17 +165,14 @@ def nearest_table(nearest: Mapping[str, Sequence[Neighbours]]) -> Table:
 
 
 def saved_accuracy(evaluations: Iterable[Evaluation]) -> dict[tuple[str, str], list[AccuracyBand]]:
-    """Bands of the test that `drill evaluate --bands` saved, by ``word`` or ``subword`` and search.
-
-    Old rows may call a user's own file, which has a ``reference``, ``test`` too.
-    """
+    """Bands of the test that `drill evaluate` saved, by ``word`` or ``subword`` and search."""
     return {
         (
             key.removesuffix("_bands"),
             f"beam {row['beam']}, length penalty {row['length_penalty']:g}",
         ): [AccuracyBand(**band) for band in row[key]]
         for row in evaluations
-        if row.get("split") == "test" and "reference" not in row
+        if row.get("split") == "test"
         for key in BANDS
         if key in row
     }
