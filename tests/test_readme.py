@@ -7,7 +7,7 @@ from statistics import mean, stdev
 import pytest
 
 from drill.cli.demo import FIVE_SEEDS, RECIPES
-from drill.report import read
+from drill.report import read_ledger
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -55,7 +55,7 @@ def test_links_lead_somewhere(name):
 def test_the_demo_on_the_first_screen_is_that_of_the_ledger():
     shown = re.search(r"^perplexity, all tokens +([\d.]+) +([\d.]+) ", README, re.MULTILINE)
     assert shown is not None
-    rows = {row.recipe: row for row in read(ROOT / "results/runs.jsonl")}
+    rows = {row.recipe: row for row in read_ledger(ROOT / "results/runs.jsonl")}
     assert list(shown.groups()) == [
         f"{rows[f'demo-{each}'].test:.1f}" for each in ("tied", "drill")
     ]
@@ -67,7 +67,7 @@ def test_the_spread_of_the_demo_is_that_of_the_ledger():
         r"^  five seeds on a Xeon, mean and deviation +(.+?)  +(.+?)  +", README, re.MULTILINE
     )
     assert shown is not None
-    rows = read(ROOT / "results/demo.jsonl")
+    rows = read_ledger(ROOT / "results/demo.jsonl")
     for recipe, spread, printed in zip(RECIPES, FIVE_SEEDS, shown.groups(), strict=True):
         tests = [row.test for row in rows if row.recipe == recipe]
         assert len(tests) == 5

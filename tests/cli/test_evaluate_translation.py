@@ -11,7 +11,7 @@ import pytest
 from drill.data.parallel.pairs import target_counts
 from drill.report.analysis.comparison import accuracy_bands
 from drill.report.analysis.word_accuracy import subword_bands, word_bands
-from drill.report.results.ledger import read as read_ledger
+from drill.report.results.ledger import read_ledger
 from drill.report.results.runs import read_run
 from drill.tasks import train
 from drill.training.run.folder import RunFolder

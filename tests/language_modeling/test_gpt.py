@@ -14,7 +14,7 @@ from drill.data import DataError, SubwordVocabulary, Vocabulary, load_vocabulary
 from drill.data.text.corpora import encode_text
 from drill.language_modeling.build import language_model
 from drill.language_modeling.evaluation.frequency_bands import SUBWORD_EDGES
-from drill.report.results.ledger import record
+from drill.report.results.ledger import record_run
 from drill.training.device import meta_init
 from drill.training.settings import recipe
 from tests.helpers.workspaces import inside
@@ -143,7 +143,7 @@ def test_loss_by_frequency_of_subwords(cli_output, run):
     assert [band["high"] for band in analysed["losses"]["gpt"]] == [*SUBWORD_EDGES, None]
     bits = pytest.approx(row["bits_per_byte"], rel=0.05)  # B is 20
     assert analysed["bits_per_byte"] == {"gpt": bits}
-    recorded = record(run.folder.path, "runs/ledger.jsonl").extra
+    recorded = record_run(run.folder.path, "runs/ledger.jsonl").extra
     assert recorded["test_bands"] == tested["test_bands"]
     assert recorded["test_bits_per_byte"] == tested["test_bits_per_byte"]
 

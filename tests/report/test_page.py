@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from drill.language_modeling.evaluation.frequency_bands import Band
-from drill.report import TextBands, markdown, record, write_report
+from drill.report import TextBands, markdown, record_run, write_report
 from drill.report.page.figures import (
     COLOURS,
     DASHES,
@@ -75,7 +75,7 @@ def ledger(tmp_path):
 
 
 def test_a_page_has_what_the_runs_have(tmp_path, ledger, runs, words):
-    record(runs[0], ledger, "the baseline", now=NOW)
+    record_run(runs[0], ledger, "the baseline", now=NOW)
     more = {"samples": {"tied": ["the lamp is lit\nthe boat is late"]}, "title": "Three runs"}
     text, page = written(tmp_path, runs, ledgers=[ledger], texts=[words], **more)
     headings = [said for tag, said in page.said if tag == "h2"]
@@ -207,7 +207,7 @@ def test_hostile_words_stay_words(tmp_path, ledger, text):
     recipe = f"recipe = {json.dumps(text)}\n[layer]\nname = {json.dumps(text)}\n"
     if "\ud800" not in text and "\x7f" not in text:
         (run / "recipe.toml").write_text(recipe, encoding="utf-8")
-    record(run, ledger, "note" if "\ud800" in text else text)
+    record_run(run, ledger, "note" if "\ud800" in text else text)
     texts = [TextBands({text: [Band(1, None, 1, 10, 20.0)]})]
     _, page = written(
         tmp_path, [run], ledgers=[ledger], texts=texts, samples={text: [text]}, title=text
@@ -225,7 +225,7 @@ def test_hostile_words_stay_words(tmp_path, ledger, text):
 
 
 def test_markdown_has_the_tables(ledger, runs):
-    record(runs[0], ledger)
+    record_run(runs[0], ledger)
     write_evaluations(runs[2], [{"kind": "cache", "split": "test", "perplexity": 53.75}])
     text = markdown(runs, [ledger])
     titles = [line for line in text.splitlines() if line.startswith("#")]

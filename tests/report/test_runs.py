@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from drill.report import read, record
+from drill.report import read_ledger, record_run
 from drill.report.results.runs import RunError, read_run, read_runs
 from drill.training.run.folder import RunFolder
 from tests.report.folders import (
@@ -78,14 +78,14 @@ def test_every_validation_is_known_by_its_step(tmp_path, folder):
     del rows[1]["train_perplexity"]
     write_metrics(folder, [*rows, {"kind": "average", "epoch": 2, "step": 1600}])
     assert math.isnan(read_run(folder).validations[-1].valid)
-    row, train = record(folder, tmp_path / "runs.jsonl"), 90.0
+    row, train = record_run(folder, tmp_path / "runs.jsonl"), 90.0
     assert row.validations == [
         [500, 99.0, train, 12.5],
         [800, 98.0, None, 12.5],
         [1000, 95.0, train, 25.0],
         [1500, None, train, 25.0],
     ]
-    assert read(tmp_path / "runs.jsonl") == [row]
+    assert read_ledger(tmp_path / "runs.jsonl") == [row]
 
 
 def test_the_validation_before_training_is_epoch_zero_and_the_last_test_counts(folder):

@@ -107,8 +107,8 @@ def test_runs_table_has_the_papers_bleu(tmp_path):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     test = {**json.loads(lines[-1]), "test_bleu": 27.0, "test_tokenised_bleu": 27.6}
     (run / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(test)]) + "\n")
-    ledger.record(run, tmp_path / "runs.jsonl")
-    rows = ledger.read(tmp_path / "runs.jsonl")
+    ledger.record_run(run, tmp_path / "runs.jsonl")
+    rows = ledger.read_ledger(tmp_path / "runs.jsonl")
     for table in (runs_table([read_run(run)]), runs_table(rows)):
         assert cells(table)["paper"] == "28.1 BLEU"
         assert cells(table)["gap"] == "-0.5"
@@ -120,8 +120,8 @@ def test_runs_table_has_the_papers_bleu(tmp_path):
 def test_a_ledger_as_a_table(tmp_path):
     path = tmp_path / "runs.jsonl"
     extra = {"list": [1, 2], "table": {}, "bleu": 27.3}
-    ledger.record(write_run(tmp_path / "a", test=58.0), path, "a | note", extra)
-    row = cells(runs_table(ledger.read(path)))
+    ledger.record_run(write_run(tmp_path / "a", test=58.0), path, "a | note", extra)
+    row = cells(runs_table(ledger.read_ledger(path)))
     wanted = {"recipe": "ptb-tied", "test": "58.00", "commit": "abc1234", "note": "a | note"}
     wanted |= {"BLEU": "27.30"}
     assert wanted == {key: row[key] for key in wanted}

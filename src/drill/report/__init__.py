@@ -2,7 +2,7 @@
 
 from drill.errors import ReportError
 from drill.report.page.page import markdown, write_report
-from drill.report.results.ledger import LedgerError, Row, read, record
+from drill.report.results.ledger import LedgerError, Row, read_ledger, record_run
 from drill.report.results.paper import PAPER
 from drill.report.results.runs import RunError, RunSummary, read_run, read_runs
 from drill.report.tables.band_tables import TextBands
@@ -16,9 +16,9 @@ __all__ = [
     "RunSummary",
     "TextBands",
     "markdown",
-    "read",
+    "read_ledger",
     "read_run",
     "read_runs",
-    "record",
+    "record_run",
     "write_report",
 ]

@@ -13,7 +13,7 @@ import pytest
 
 import drill
 from drill.errors import DrillError, SettingsError
-from drill.report.results.ledger import read, read_failures
+from drill.report.results.ledger import read_failures, read_ledger
 from drill.report.study import runner
 from drill.report.study.plan import read_plan
 from drill.report.study.runner import command
@@ -35,7 +35,9 @@ def states(workspace: StudyWorkspace) -> dict[str, str]:
 
 def test_jobs_run_in_order_and_are_recorded(workspace):
     assert workspace.study() == TRAINED
-    assert [row.name for row in read(workspace.ledger)] == [each.split()[0] for each in TRAINED]
+    assert [row.name for row in read_ledger(workspace.ledger)] == [
+        each.split()[0] for each in TRAINED
+    ]
     assert set(states(workspace).values()) == {DONE}
     assert workspace.said[0] == "a-seed-1 train: started"
     assert workspace.said[1].startswith("a-seed-1 train: valid 60.00, test 58.00 (0.0 min)")
@@ -111,7 +113,7 @@ def test_jobs_stop_at_the_end_of_the_budget_and_resume(workspace):
     workspace.study(plan, minutes=1.5 / 60)
     assert workspace.said[-2] == "a-seed-1 train: stopped after 0.0 min, valid 70.00, test not yet"
     assert states(workspace)["a-seed-1 train"] == PARTIAL
-    (row,) = read(workspace.ledger)
+    (row,) = read_ledger(workspace.ledger)
     assert (row.epochs, row.valid, row.test) == (1, 70.0, None)
     assert workspace.study(plan) == TRAINED
     assert states(workspace)["a-seed-1 train"] == DONE
@@ -256,7 +258,7 @@ def test_a_killed_study_resumes(workspace):
     study.kill()
     study.wait()
     os.kill(int(Path("waiting.txt").read_text()), signal.SIGKILL)
-    assert [row.name for row in read(workspace.ledger)] == ["a-seed-1"]
+    assert [row.name for row in read_ledger(workspace.ledger)] == ["a-seed-1"]
     with workspace.ledger.open("ab") as stream:
         stream.write(b'{"kind": "resu')  # it may have been writing
     workspace.behave()

@@ -87,7 +87,7 @@ def record(
 
     A ledger is a .jsonl file with one result per line; `drill report` shows it as a table.
     """
-    from drill.report.results.ledger import record as record_run
+    from drill.report.results.ledger import record_run
     from drill.report.results.runs import read_run
     from drill.report.tables import number_format as numbers
 

@@ -279,7 +279,7 @@ def _accuracy(runs: Sequence[RunSummary]) -> Iterator[Block]:
 
 def _ledgers(paths: Sequence[Path | str]) -> Iterator[Block]:
     for path in paths:
-        rows = ledger.read(path)
+        rows = ledger.read_ledger(path)
         yield str(path)
         yield result_tables.runs_table(rows)
         yield result_tables.evaluations_table(rows)

@@ -1,8 +1,8 @@
 """The ledger: a JSON line for every measured result, bad ones too.
 
-Lines are only ever appended, by ``record``, from the files of a run folder. A row has the recipe,
-seed, commit and device, so that the run can be repeated. What `drill evaluate` finds after a result
-was recorded is a line of its own that refers to the result by its fingerprint.
+Lines are only ever appended, by ``record_run``, from the files of a run folder. A row has the
+recipe, seed, commit and device, so that the run can be repeated. What `drill evaluate` finds after
+a result was recorded is a line of its own that refers to the result by its fingerprint.
 """
 
 import json
@@ -78,7 +78,7 @@ AnyRow = Row | Evaluated | FailedJob
 KINDS: Mapping[str, type[AnyRow]] = {"result": Row, "evaluation": Evaluated, "failed": FailedJob}
 
 
-def record(
+def record_run(
     run_folder: Path | str,
     ledger_path: Path | str,
     note: str = "",
@@ -134,7 +134,7 @@ def record_failure(failed: FailedJob, ledger_path: Path | str) -> None:
         rows.append(failed)
 
 
-def read(ledger: Path | str) -> list[Row]:
+def read_ledger(ledger: Path | str) -> list[Row]:
     """Read a ledger.
 
     Args:

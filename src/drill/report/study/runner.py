@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from drill.errors import ReportError, RunFolderError, SettingsError
-from drill.report.results.ledger import AlreadyRecorded, FailedJob, Row, record, record_failure
+from drill.report.results.ledger import AlreadyRecorded, FailedJob, Row, record_failure, record_run
 from drill.report.results.runs import is_run
 from drill.report.study.plan import BLEU, FINETUNE, TRAIN, TRAINING, Job, Plan, identity
 from drill.report.study.states import DONE, States, evaluation_kind, is_run_of, stage_results
@@ -212,7 +212,7 @@ class StudyRunner:
         try:
             # not those of another plan that has evaluated the same run with other options
             kinds = () if job.trains else (evaluation_kind(job.stage),)
-            row = record(self.runs / job.run, self.ledger, extra=extra, kinds=kinds)
+            row = record_run(self.runs / job.run, self.ledger, extra=extra, kinds=kinds)
         except AlreadyRecorded:
             row = self.states.result(job)
         except ReportError as error:

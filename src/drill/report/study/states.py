@@ -7,7 +7,7 @@ from statistics import mean
 
 from drill.errors import SettingsError
 from drill.report.results.evaluations import WORD_ACCURACY, Evaluation, last_pair
-from drill.report.results.ledger import FailedJob, Row, read, read_failures
+from drill.report.results.ledger import FailedJob, Row, read_failures, read_ledger
 from drill.report.results.run_files import known
 from drill.report.study.plan import ANALYSE, BLEU, Job, Plan, identity
 from drill.training.run.folder import RunFolder
@@ -31,7 +31,7 @@ class States:
         self.plan = plan
         self.runs = runs
         self._results: dict[tuple[str, int | None, str | None], list[Row]] = {}
-        for row in read(ledger) if ledger.exists() else ():
+        for row in read_ledger(ledger) if ledger.exists() else ():
             self._results.setdefault((row.name, row.seed, _identity(row)), []).append(row)
         failures = read_failures(ledger) if ledger.exists() else ()
         self._failures = {(f.name, f.seed, f.identity, f.stage): f for f in failures}
