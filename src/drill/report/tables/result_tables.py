@@ -21,7 +21,10 @@ DYNAMIC_AND_CACHE_NOTE = (
     "Paper and gap are of validation / test; the gap is ours less the paper's. Both are divided by "
     "all tokens with a cache, by those predicted in dynamic evaluation."
 )
-ADAPTED_NOTE = "Dynamic evaluation updates the weights while it reads; a cache finds recent words."
+ADAPTED_NOTE = (
+    "Dynamic evaluation updates the weights while it reads; the cache pointer mixes in recent "
+    "words."
+)
 TUNED_NOTE = "ft: the paper has a finetuned model only."
 BLEU_NOTE = (
     "Paper and gap of a translator are of BLEU over tokenised text, of the test; the gap is ours "
@@ -141,7 +144,7 @@ def paper_cells(recipe: str | None, results: Sequence[Result]) -> list[Cell]:
     else:
         valid = _mean(result.valid_all_tokens for result in results)
         test = _mean(result.test_all_tokens for result in results)
-        gap = less_paper(valid, test, PAPER.get(recipe or ""))
+        gap = gap_to_paper(valid, test, PAPER.get(recipe or ""))
     return [("paper", paper_figures(recipe)), ("gap", gap)]
 
 
@@ -153,11 +156,11 @@ def dynamic_or_cache_cells(
     key = "perplexity" if kind == "dynamic" else "perplexity_all_tokens"
     sides = zip(*pairs, strict=True)
     valid, test = (_mean(as_finite((row or {}).get(key)) for row in side) for side in sides)
-    gap = less_paper(valid, test, PAPER.get(f"{recipe}+{kind}"))
+    gap = gap_to_paper(valid, test, PAPER.get(f"{recipe}+{kind}"))
     return [("paper", paper_figures(recipe, f"+{kind}")), ("gap", gap)]
 
 
-def less_paper(valid: float | None, test: float | None, paper: Perplexities | None) -> str:
+def gap_to_paper(valid: float | None, test: float | None, paper: Perplexities | None) -> str:
     if paper is None:
         return ""
     pairs = zip((valid, test), paper, strict=True)
