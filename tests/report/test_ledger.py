@@ -161,13 +161,6 @@ def test_rows_of_other_versions_are_read(tmp_path, path):
     older = {key: written[key] for key in written if key not in later}
     path.write_text(json.dumps(older) + "\n")
     assert read_ledger(path) == [dataclasses.replace(row, **later)]
-    with_old_keys = path.read_text().replace('_all_tokens"', '_published"')
-    path.write_text(
-        with_old_keys.replace('"evaluations": []', '"evaluations": [{"published": 50.0}]')
-    )
-    (found,) = read_ledger(path)
-    assert found.evaluations == [{"perplexity_all_tokens": 50.0}]
-    assert found.test_all_tokens == row.test_all_tokens
     first = read_ledger(ROOT / "results/runs.jsonl")[0]
     assert (first.changes, first.settings) == (None, {})
 

@@ -208,7 +208,7 @@ def _read_all(path: Path) -> list[AnyRow]:
         if not line.strip():
             continue
         try:
-            values = json.loads(_with_new_keys(line))
+            values = json.loads(line)
             if "benchmark" in values:
                 continue
             if "settings" in values:
@@ -221,13 +221,6 @@ def _read_all(path: Path) -> list[AnyRow]:
                 f"line {number} is not a row of a ledger", key=str(path), hint="remove that line"
             ) from None
     return rows
-
-
-def _with_new_keys(line: bytes) -> bytes:
-    """Older rows call a perplexity over all tokens ``published``, as if others had measured it."""
-    for key in (b"valid", b"test"):
-        line = line.replace(b'"%b_published":' % key, b'"%b_all_tokens":' % key)
-    return line.replace(b'"published":', b'"perplexity_all_tokens":')
 
 
 def _without_cut_line(content: bytes) -> bytes:
