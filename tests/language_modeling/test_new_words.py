@@ -88,7 +88,12 @@ def test_more_epochs_need_no_dictionary(workspace, tmp_path, monkeypatch):
 def test_a_new_word_gets_a_vector_and_is_saved(workspace, changes, tmp_path):
     run = trained(workspace, *changes)
     before = label_vectors(run.model.encoder.embedding).detach()
-    added = run.add_words({"boating": "ride in a small vessel", "lamplight": "visible light"})
+    words = {"boating": "ride in a small vessel", "lamplight": "visible light"}
+    if "gloss" not in changes[0]:
+        with pytest.raises(SettingsError, match="descriptions"):  # which it cannot read
+            run.add_words(words)
+        words = dict.fromkeys(words, "")
+    added = run.add_words(words)
     vectors = label_vectors(added.model.encoder.embedding).detach()
     assert torch.equal(vectors[:-2], before)
     assert vectors[-2:].abs().sum(1).min() > 0
@@ -112,6 +117,8 @@ def test_words_that_cannot_be_added(workspace):
         run.add_words({"boat": ""})
     with pytest.raises(DataError, match="zyx"):
         run.add_words({"zyx": "qwrt"})
+    with pytest.raises(DataError, match="two words"):
+        run.add_words({"two words": "no word of a text"})
 
 
 @pytest.mark.parametrize("changes", [(), BOTH], ids=str)

@@ -18,6 +18,7 @@ from drill.hf.attached_model import (
     label_embedding,
     logit_postprocessing,
     name_of,
+    rename_tied,
 )
 from drill.kernels.loss.checks import IGNORE_INDEX
 from drill.kernels.loss.nll import DEFAULT_MEMORY, check_settings
@@ -177,6 +178,7 @@ def fold(model: PreTrainedModel) -> PreTrainedModel:
     del stock.config.drill
     name = name_of(model, head)
     stock.set_submodule(name, linear)
+    rename_tied(stock, f"{name_of(model, head.matrix)}.bias", f"{name}.bias")
     stock._tied_weights_keys = {
         **stock._tied_weights_keys,
         f"{name}.weight": f"{model.label_embedding}.weight",

@@ -309,8 +309,16 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
     tied.pop(f"{name}.weight")
     model._tied_weights_keys = tied
     model.all_tied_weights_keys.pop(f"{name}.weight", None)
+    rename_tied(model, f"{name}.bias", f"{name_of(model, matrix)}.bias")
     for module_name in (name, path) if shared else (name,):
         model._tp_plan.pop(module_name, None)  # tensor parallelism would shard it
+
+
+def rename_tied(model: Any, old: str, new: str) -> None:
+    """Of a parameter with a second name, as BERT has for the bias of its head."""
+    for keys in (model._tied_weights_keys, model.all_tied_weights_keys):
+        if old in keys:
+            keys[new] = keys.pop(old)
 
 
 def logit_postprocessing(model: Any) -> tuple[float | None, Tensor | None]:

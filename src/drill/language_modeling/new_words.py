@@ -39,7 +39,15 @@ def add_words_to_model(
     fault = new_words_blocker(model)
     if fault is not None:
         raise SettingsError(f"a new word has no vector: {fault}")
+    for word in words:
+        if len(word.split()) != 1:
+            raise DataError(f"must be words without spaces, got {word!r}", key="words")
     entries = {word: text for word, text in words.items() if text.strip()}
+    if entries and GLOSS not in labels["source"]:
+        raise SettingsError(
+            f"the model makes vectors from {labels['source']}; leave the descriptions out, or "
+            "train with labels.source=characters+gloss"
+        )
     if GLOSS in labels["source"] and len(entries) < len(words):
         dictionary = WordNet()
         missing = {word: dictionary.describe(word) for word in words if word not in entries}

@@ -29,8 +29,9 @@ class Muon(AdamW):
     """Momentum whose matrix is orthogonalised before the step (Jordan et al., 2024).
 
     Hidden matrices and label maps step by Muon; vectors, embeddings and what else has a row for
-    each label or cluster (``is_table``) by AdamW. Steps of Muon have the size of AdamW's, so both
-    share lr, weight decay and schedule.
+    each label or cluster (``is_table``) by AdamW. Both share lr, weight decay and schedule. A
+    matrix steps by Muon as far as by AdamW, but the best lr may be another one: in a small Llama
+    it is four times as high.
 
     Args:
         momentum: of Muon.
