@@ -203,15 +203,19 @@ def test_folded_it_is_a_stock_model_with_the_same_logits(family, layer, tmp_path
     assert torch.equal(logits(model), expected)  # a copy was folded
 
 
-def test_a_head_whose_bias_has_a_second_name_is_saved_and_folded(tmp_path):
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_whose_bias_has_a_second_name_is_saved_and_folded(bias, tmp_path):
     sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     config = T.BertConfig(**sizes, num_attention_heads=4, is_decoder=True)
-    model = perturb(attach(T.AutoModelForCausalLM.from_config(config), depth=1)).eval()
+    model = attach(T.AutoModelForCausalLM.from_config(config), depth=1, bias=bias)
+    perturb(model).eval()
     expected = logits(model)
     model.save_pretrained(tmp_path / "attached")
     again = T.AutoModelForCausalLM.from_pretrained(tmp_path / "attached")
     assert torch.equal(logits(again), expected)
-    assert again.cls.predictions.bias is again.get_output_embeddings().bias
+    head = again.get_output_embeddings()
+    assert (head.bias is None) == (not bias)
+    assert not bias or again.cls.predictions.bias is head.bias
     fold(model).save_pretrained(tmp_path / "stock")
     stock = T.BertLMHeadModel.from_pretrained(tmp_path / "stock")
     torch.testing.assert_close(logits(stock), expected)

@@ -316,9 +316,11 @@ def install_head(model: Any, drill: dict[str, Any]) -> None:
 
 def rename_tied(model: Any, old: str, new: str) -> None:
     """Of a parameter with a second name, as BERT has for the bias of its head."""
+    parent, _, name = new.rpartition(".")
     for keys in (model._tied_weights_keys, model.all_tied_weights_keys):
-        if old in keys:
-            keys[new] = keys.pop(old)
+        second = keys.pop(old, None)
+        if second is not None and getattr(model.get_submodule(parent), name) is not None:
+            keys[new] = second
 
 
 def logit_postprocessing(model: Any) -> tuple[float | None, Tensor | None]:

@@ -68,11 +68,13 @@ def test_a_sharp_softmax_keeps_the_digits_of_small_gradients():
     no_worse_than_eager(given, CHUNKED, torch.float32)
 
 
-@pytest.mark.parametrize("shift", [-300.0, -20.0, 20.0, 300.0])
-def test_sigsoftmax_is_exact_for_logits_of_any_size(shift):
+@pytest.mark.parametrize("scale", [1.0, 20.0])  # by 20 exponentials of targets underflow
+@pytest.mark.parametrize("shift", [-300.0, -20.0, 0.0, 20.0, 300.0])
+def test_sigsoftmax_is_exact_for_logits_of_any_size(shift, scale):
     given = problem(N, V, k)
     with torch.no_grad():
         given.bias.add_(shift)
+        given.hidden.mul_(scale)
     no_worse_than_eager(given, CHUNKED, torch.float32, sigsoftmax=True)
 
 

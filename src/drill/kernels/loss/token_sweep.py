@@ -169,8 +169,9 @@ def _cpu_block(
     logits.sub_(peak).exp_()
     slope = None
     if settings.sigsoftmax:
+        # That of the target from its logit: where exp(z - peak) is 0 the other is 2, whatever z is.
+        slope = _times_sigmoid(logits, peak).scatter_(1, column, 2 - hit.sigmoid())
         hit = hit + F.logsigmoid(hit)
-        slope = _times_sigmoid(logits, peak)
         peak = peak + peak.clamp(max=0)
     mass = logits.sum(1, keepdim=True)
     losses = torch.where(known, mass.log() + peak - hit, torch.nan)[:, 0]

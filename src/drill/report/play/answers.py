@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drill.data import BEGIN, END, EOS, UNK, Subwords, SubwordVocabulary
+from drill.data.text.word_features import GLOSS
 from drill.errors import DataError, SettingsError
 from drill.language_modeling.evaluation.frequency_bands import default_edges, frequency_bands
 from drill.language_modeling.generation import generate
@@ -171,7 +172,8 @@ class LanguageModelPlayer(Player):
 
     def add_word(self, word: str, gloss: str) -> None:
         """Give the model a vector for a new word; the run folder does not change."""
-        self._use(self.run.add_words({word: gloss}))
+        reads = GLOSS in self.run.settings.labels["source"]  # a run next to it may read none
+        self._use(self.run.add_words({word: gloss if reads else ""}))
 
 
 class TranslatorPlayer(Player):
