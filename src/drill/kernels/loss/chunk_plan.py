@@ -123,7 +123,7 @@ def _grid(rows: int, labels: int, block: int, columns: int, device: str) -> Iter
 
 def fits_in_one_chunk(head: Head) -> bool:
     """Whether all logits fit into memory as one saved chunk, which an engine changes in place."""
-    dtype, engine, memory = head.settings[2:5]
+    _, _, dtype, engine, memory, _ = head.settings
     if engine != "triton":
         return False
     rows, width = head.hidden.shape
