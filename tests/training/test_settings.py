@@ -155,6 +155,7 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(corpus, layer)
         ("layer.name=mixture layer.inner=tied", "layer.inner", "must be a table"),
         ("layer.name=mixture layer.inner.name=sampled", "layer.inner.name", "a layer of one"),
         ("layer.name=mixture layer.inner.depth=2", "layer.inner.depth", "unknown setting of tied"),
+        ("layer.name=mixture layer.bias=true", "layer.bias", "did you mean layer.inner.bias"),
     ],
 )
 def test_an_error_has_a_key_and_a_hint(changes, key, hint):

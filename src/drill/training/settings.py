@@ -255,7 +255,12 @@ def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
             f"must be a layer of one matrix inside {table[NAME]}, got {inner[NAME]}",
             key=f"{where}.{INNER}.{NAME}",
         )
-    return {**with_defaults(where, table, kind, also=(NAME, INNER)), INNER: inner}
+    try:
+        return {**with_defaults(where, table, kind, also=(NAME, INNER)), INNER: inner}
+    except UnknownSetting as error:
+        if (name := str(error.key).rpartition(".")[2]) in inner:
+            error.hint = f"did you mean {where}.{INNER}.{name}, of the layer inside?"
+        raise
 
 
 def _optimizer(
