@@ -28,7 +28,8 @@ class AdamW(RunScheduled):
             warmup_steps, from there on lr * sqrt(warmup_steps / step).
         warmup_steps: of "inverse-sqrt".
         beta1: decay of the mean of gradients.
-        beta2: decay of the mean of their squares.
+        beta2: decay of the mean of their squares; a short memory gives rare labels too little
+            probability (docs/adam.md).
         eps: is added to the denominator.
 
     Other arguments are those of ``RunScheduled`` and ``ScheduledOptimizer``.
@@ -42,7 +43,7 @@ class AdamW(RunScheduled):
     warmup: float = 0.05
     warmup_steps: int = 4000
     beta1: float = 0.9
-    beta2: float = 0.99
+    beta2: float = 0.999
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
