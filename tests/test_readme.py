@@ -24,7 +24,7 @@ def test_every_file_on_the_map_is_there():
 
 def anchors(page: Path) -> list[str]:
     """What links to the sections of a page end in."""
-    headings = re.findall(r"^## (.*)$", page.read_text(), re.MULTILINE)
+    headings = re.findall(r"^##+ (.*)$", page.read_text(), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
 
 
