@@ -155,7 +155,12 @@ def test_the_fast_recipes_train_the_models_of_the_paper_otherwise(corpus, layer)
         ("layer.name=mixture layer.inner=tied", "layer.inner", "must be a table"),
         ("layer.name=mixture layer.inner.name=sampled", "layer.inner.name", "a layer of one"),
         ("layer.name=mixture layer.inner.depth=2", "layer.inner.depth", "unknown setting of tied"),
-        ("layer.name=mixture layer.bias=true", "layer.bias", "did you mean layer.inner.bias"),
+        ("layer.name=mixture layer.bias=true", "layer.bias", "did you mean layer.inner.bias?"),
+        (  # not encoder.init_range
+            "layer.name=softcap layer.inner.name=deep-residual layer.init_range=1.0",
+            "layer.init_range",
+            "did you mean layer.inner.init_range?",
+        ),
     ],
 )
 def test_an_error_has_a_key_and_a_hint(changes, key, hint):

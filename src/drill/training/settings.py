@@ -27,6 +27,7 @@ from drill.training.schema import (
     RENAMED,
     UnknownSetting,
     fits_kind,
+    settable_arguments,
     with_defaults,
     with_name,
     without_removed,
@@ -255,12 +256,11 @@ def _layer(where: str, table: Table, kinds: Mapping[str, Any]) -> Table:
             f"must be a layer of one matrix inside {table[NAME]}, got {inner[NAME]}",
             key=f"{where}.{INNER}.{NAME}",
         )
-    try:
-        return {**with_defaults(where, table, kind, also=(NAME, INNER)), INNER: inner}
-    except UnknownSetting as error:
-        if (name := str(error.key).rpartition(".")[2]) in inner:
-            error.hint = f"did you mean {where}.{INNER}.{name}, of the layer inside?"
-        raise
+    of_inner = inner.keys() - settable_arguments(kind).keys() - {NAME}
+    for key in sorted(table.keys() & of_inner):
+        hint = f"did you mean {where}.{INNER}.{key}?"
+        raise SettingsError(f"unknown setting of {table[NAME]}", key=f"{where}.{key}", hint=hint)
+    return {**with_defaults(where, table, kind, also=(NAME, INNER)), INNER: inner}
 
 
 def _optimizer(
